@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -148,11 +148,11 @@ class Progress:
         done = sum(part == self._part for part, _ in self._tests[: self._done])
         return f"{self._part}: {done} of {self._sizes[self._part]} tests; to the end {_span(self._left(now))}"
 
-    def elsewhere(self) -> None:
-        """A test runs elsewhere: its time is none of this run's."""
-        if self._done < len(self._tests):  # a second look counts as one more that has ended
-            self._tests[self._done] = (self._tests[self._done][0], 0.0)
-            self._done += 1
+    def elsewhere(self, count: int) -> None:
+        """The next tests run elsewhere: their time is none of this run's."""
+        until = min(self._done + count, len(self._tests))  # a second look counts as one more that has ended
+        self._tests[self._done : until] = [(part, 0.0) for part, _ in self._tests[self._done : until]]
+        self._done = max(self._done, until)
 
     def begun_elsewhere(self, numbers: Iterable[int]) -> None:
         """Other runs have begun these tests, by their place in the order."""
@@ -215,21 +215,43 @@ class Parts:
                 files = list(dict.fromkeys(_file(item.nodeid) for item in others))
                 items += [item for file in reversed(files) for item in others if _file(item.nodeid) == file]
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        """Leave out a file that another share has begun."""
-        if self._claims is None or self._claims.mine(_file(item.nodeid)):
-            return None
-        if self._progress is not None:
-            self._progress.elsewhere()
-        return True
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """With claims: run what no other share has begun, instead of pytest's own loop.
 
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        pytest tears down what the next test does not need. Which one is next must be known for that: the next file is
+        claimed as the last test of a file begins.
+        """
         tests = [(_part(item.path), self._expected(item.nodeid)) for item in session.items]
         if self._shows:
             self._files = [_file(item.nodeid) for item in session.items]
             among = 1 if self._claims is None or self._share is None else self._share[1]
             self._progress = Progress(tests, time.monotonic(), among)
+        if self._claims is None or session.testsfailed or session.config.option.collectonly:
+            return None
+        claimed = self._claimed(session.items)
+        left_out, item = next(claimed, (0, None))
+        while item is not None:
+            if self._progress is not None:
+                self._progress.elsewhere(left_out)
+            left_out, after = next(claimed, (0, None))
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+            item = after
+        return True
+
+    def _claimed(self, items: Iterable[pytest.Item]) -> Iterator[tuple[int, pytest.Item]]:
+        """Yield the tests that no other share has begun, each with how many before it another one has."""
+        assert self._claims is not None
+        left_out = 0
+        for item in items:
+            if self._claims.mine(_file(item.nodeid)):
+                yield left_out, item
+                left_out = 0
+            else:
+                left_out += 1
 
     def _expected(self, nodeid: str) -> float:
         unknown = UNKNOWN_LONG if is_long(nodeid, self._long) else UNKNOWN

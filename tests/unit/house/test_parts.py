@@ -133,7 +133,9 @@ def shared(tmp_path):
     def run(share, names, claims):
         for name in names:
             text = "def test_one():\n    pass\n\n\ndef test_two():\n    pass\n"
-            (folder / f"test_{name}.py").write_text(text)
+            file = (folder / name).with_name(f"test_{Path(name).name}.py")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-rA", "-p", "partsplugin", "-p", "no:cacheprovider", "--share", share],
             cwd=folder, capture_output=True, text=True, timeout=120, check=False,
@@ -160,6 +162,17 @@ def test_a_share_takes_what_the_other_has_not_begun(tmp_path, shared):
     assert "error" not in text.lower()
 
 
+def test_a_file_that_another_share_has_is_not_what_its_folder_is_kept_for(tmp_path, shared):
+    """pytest tears down what the next test does not need: the next one of this share."""
+    claims = tmp_path / "claims"
+    partskit.Claims(claims).mine("one/test_b.py")  # begun elsewhere
+    _, text = shared("1/1", ["one/a", "one/b", "two/c"], claims)
+    assert "not torn down" not in text
+    assert re.findall(r"^PASSED (\S+)", text, re.MULTILINE) == [
+        f"{file}::test_{which}" for file in ("one/test_a.py", "two/test_c.py") for which in ("one", "two")
+    ], text
+
+
 @pytest.mark.parametrize(("share", "order"), [("1/2", "acdb"), ("2/2", "bdca")])
 def test_a_share_comes_last_to_what_the_other_begins_with(tmp_path, shared, share, order):
     """The first one's files are a and c, the second one's b and d: each comes last to what the other begins with."""
@@ -171,7 +184,7 @@ def test_second_looks_do_not_lead_a_run_beyond_its_tests():
     progress = partskit.Progress([("unit", 1.0), ("unit", 1.0)], 0.0)
     for now in (1.0, 2.0):
         progress.ends(now)
-    progress.elsewhere()
+    progress.elsewhere(1)
     assert progress.starts(3.0) == ""
 
 
