@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
+import socket
 import time
+import weakref
 
 import pytest
 import torch
@@ -13,6 +17,8 @@ from waykit import world
 from worldkit import HANG, PATIENCE, SOON, outcome
 
 import multiworld as mw
+from multiworld._c10d.lane.exchange import Exchange
+from multiworld._net.lane.endpoint import Endpoint
 
 TRUTH = dist.ReduceOp.MAX
 
@@ -259,3 +265,28 @@ def test_all_members_make_it_late_or_none_does(cast, detailed):
     members = cast.all(agreed, 2, detailed=detailed)
     assert [each.expect("made").made for each in members] == [bool(detailed)] * 2
     assert [each.finish() for each in members] == [0] * 2
+
+
+def test_an_exchange_lets_go_of_what_its_caller_used():
+    """The frames of a group's construction hold gloo's device, and that its sockets."""
+
+    class Used:
+        pass
+
+    def use():
+        used.append(weakref.ref(mine := Used()))
+        exchange.check(["address"])
+        assert mine
+
+    used = []
+    ends = [Endpoint({1 - rank: end}) for rank, end in enumerate(socket.socketpair())]
+    exchange = Exchange(ends[0], [1], lambda ranks: None, lambda: None, asking=False)
+    for each in ends:
+        each.fail(ConnectionError("the world is over"))
+    gc.disable()  # what only the collector frees counts as held
+    try:
+        with contextlib.suppress(ConnectionError):
+            use()
+        assert used[0]() is None
+    finally:
+        gc.enable()

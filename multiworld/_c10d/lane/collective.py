@@ -18,7 +18,7 @@ import torch
 
 from multiworld._c10d.lane import tensors
 from multiworld._c10d.lane.reducing import reduce_into
-from multiworld._core.lane.operations import SizesDifferError
+from multiworld._core.lane.operations import SizesDifferError, as_new
 from multiworld._core.lane.schedules import Want
 from multiworld._core.operations.log import ENDED, went_well
 from multiworld._net.lane import abandoned
@@ -219,9 +219,8 @@ class Collective:
                         if not operation.done:
                             endpoint.wait(operation, deadline)
                         if operation.error is not None:
-                            raise operation.error  # noqa: TRY301  (as `receive` raises it)
+                            raise as_new(operation.error)  # noqa: TRY301  (as `receive` raises it)
                 except SizesDifferError as error:
-                    error.__traceback__ = None  # whose frames hold the receive, which holds the error
                     raise self._mismatch(error) from None
                 except TimeoutError:
                     raise self._late(seconds) from None
@@ -304,7 +303,7 @@ class Collective:
                 if isinstance(operation.error, SizesDifferError):
                     raise self._mismatch(operation.error)
                 if operation.error is not None:
-                    raise operation.error
+                    raise as_new(operation.error)
             step = next(self.steps, None)
             if step is None:
                 break
@@ -329,12 +328,7 @@ class Collective:
         self._last.clear()
         self._sends.clear()
         if error is not None:
-            # The lane keeps its error, whose frames would keep the caller's group, and that its sockets.
-            error.__traceback__ = None
-            try:
-                self.error = type(error)(*error.args)
-            except TypeError:  # it takes other arguments than it has
-                self.error = RuntimeError(str(error))
+            self.error = as_new(error)  # its frames would keep the caller's group, and that its sockets
         self.done = True
 
     def _mismatch(self, error: SizesDifferError) -> ConnectionAbortedError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as _dist
 
 from multiworld._c10d.lane.channels import number_of
+from multiworld._core.lane.operations import as_new
 from multiworld._net.lane.background import background
 from multiworld._net.stores.torchstore import PollingStore
 
@@ -149,7 +150,7 @@ class _Ear:
             self._endpoint.ready(self._rank)
         while self._receive is not None and self._receive.done:
             if self._receive.error is not None:
-                raise self._receive.error
+                raise as_new(self._receive.error)
             if self._receive.tag == 0:
                 self._key_size, size = _SIZES.unpack(self._buffer)
                 if self._key_size + size > _LONGEST:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld._c10d.lane import records, tensors
 from multiworld._c10d.lane.work import LaneWork
-from multiworld._core.lane.operations import Send, SizesDifferError
+from multiworld._core.lane.operations import Send, SizesDifferError, as_new
 from multiworld._core.operations.log import ENDED
 from multiworld._core.reraise import raise_instead
 from multiworld._net.lane import abandoned
@@ -132,7 +132,6 @@ class Messages:
         try:
             sender = self.endpoint.receive(src, 0, tag, view, now + self.timeout, given)
         except SizesDifferError as error:
-            error.__traceback__ = None  # whose frames hold the receive, which holds the error
             raise _mismatch(self.world, error) from None
         except TimeoutError:
             raise _late_receive(src, self.timeout) from None
@@ -263,7 +262,7 @@ class Messages:
         """Return a lane's error as a new one, to be raised: the sizes' in the world's words."""
         if isinstance(error, SizesDifferError):
             return _mismatch(self.world, error)
-        return type(error)(*error.args)
+        return as_new(error)
 
     def _late(self, operation: Operation, seconds: float) -> TimeoutError:
         if isinstance(operation, Send):

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.frames import READ_FROM
-from multiworld._core.lane.operations import Receive, Send
+from multiworld._core.lane.operations import Receive, Send, as_new
 from multiworld._net.lane import closing, reading_threads, wakes
 from multiworld._net.lane.connections import NOW
 from multiworld._net.lane.waiting import Operation, Waiting
@@ -86,7 +86,7 @@ class Endpoint(Waiting):
         if not send.done:
             self.wait(send, deadline)
         if send.error is not None:
-            raise send.error
+            raise as_new(send.error)
 
     def receive(
         self,
@@ -118,7 +118,7 @@ class Endpoint(Waiting):
             self.take_back(receive)  # also if its message came just now
             raise
         if receive.error is not None:
-            raise receive.error
+            raise as_new(receive.error)
         self.taken = id(view)
         assert receive.sender is not None  # noqa: S101  (it has a message)
         return receive.sender

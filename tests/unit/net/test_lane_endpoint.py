@@ -543,6 +543,34 @@ def test_what_owns_a_buffer_is_kept_until_its_operation_is_over(pair, size):
     assert [each() for each in refs] == [None, None]
 
 
+@pytest.mark.parametrize("call", ["send", "receive", "a wrong size"])
+def test_an_error_lets_go_of_what_its_caller_used(pair, call):
+    """Also where the lane lives on: an exception that it raised holds the frames that it went through."""
+
+    class Used:
+        pass
+
+    def use(text):
+        used.append(weakref.ref(mine := Used()))
+        if call == "send":
+            pair[0].send(1, 0, 0, memoryview(text), soon(), keep=mine)
+        else:
+            pair[0].receive(1, 0, 0, buffer(4), soon(), keep=mine)
+
+    used = []
+    if call == "a wrong size":
+        pair[1].send(0, 0, 0, memoryview(b"other"), soon())
+    else:
+        pair[0].fail(ConnectionError("the world is over"))
+    gc.disable()  # what only the collector frees counts as held
+    try:
+        with contextlib.suppress(ConnectionError, SizesDifferError):
+            use(b"text")
+        assert used[0]() is None
+    finally:
+        gc.enable()
+
+
 def tcp_pair():
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname(), timeout=PATIENCE)
