@@ -312,6 +312,20 @@ def test_it_can_be_closed_before_it_was_asked_whether_it_opened():
     until(lambda: nothing_more(before))
 
 
+def test_a_thread_that_a_busy_machine_lets_begin_late_has_its_table(monkeypatch, table):
+    run = descriptor_table._run
+
+    def late(*args):
+        time.sleep(0.5)
+        run(*args)
+
+    monkeypatch.setattr(descriptor_table, "_run", late)
+    another = IsolatedTable.start()
+    opened = another.opened()
+    assert another.close(PATIENCE)
+    assert opened
+
+
 def test_a_childs_copy_can_be_closed_before_it_was_asked_too():
     table = IsolatedTable.start()
     until(lambda: table._control.recv(1, socket.MSG_PEEK))
