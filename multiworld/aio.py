@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld._core.operations.log import ENDED, SIZE
-from multiworld._core.reraise import raise_instead
+from multiworld._core.reraise import as_new, raise_instead
 from multiworld._generation.error_translation import posting
 from multiworld.errors import MultiworldError
 from multiworld.events import State
@@ -66,7 +66,7 @@ class AioWork:
         if self._waited is None:
             # One thread: two that wait for one receive of gloo's would take two messages.
             self._waited = _once(self.work.wait)
-        await self._aio._until(self._gen, asyncio.wrap_future(self._waited))  # noqa: SLF001  (its own)
+        await self._aio._until(self._gen, _anew(self._waited))  # noqa: SLF001  (its own)
 
     def __await__(self) -> Any:
         return self.wait().__await__()
@@ -594,6 +594,23 @@ class Aio:
         return future
 
 
+def _anew(waited: concurrent.futures.Future[bool]) -> asyncio.Future[bool]:
+    """Return a future of the running loop that fails with a new exception; see `as_new`."""
+    found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def settle(over: asyncio.Future[bool]) -> None:
+        error = over.exception()
+        if found.done():
+            return
+        if error is None:
+            found.set_result(over.result())
+        else:
+            found.set_exception(as_new(error))
+
+    asyncio.wrap_future(waited).add_done_callback(settle)
+    return found
+
+
 def _once(wait: Callable[[], bool]) -> concurrent.futures.Future[bool]:
     """Wait on a thread, for all that ask."""
     from multiworld._c10d.waiter_pool import pool  # noqa: PLC0415  (a world exists, so torch is loaded)
@@ -605,7 +622,7 @@ def _once(wait: Callable[[], bool]) -> concurrent.futures.Future[bool]:
         try:
             done = wait()
         except BaseException as error:  # noqa: BLE001  (it is raised where the work is awaited)
-            future.set_exception(error.with_traceback(None))  # whose frames would hold what holds the error
+            future.set_exception(as_new(error))  # without its frames, which hold what holds the error
         else:
             future.set_result(done)
 

@@ -171,7 +171,10 @@ class WorldManager:
                 raise _removed_meanwhile(name)
         elif world is None:
             self._put_back(name, joining)
-        return joining.result()  # or raise why there is none
+        try:
+            return joining.result()  # or raise why there is none
+        finally:
+            del joining  # it has the error, which has this frame
 
     async def _give_up(self, name: str, joining: asyncio.Future[World]) -> None:
         """Undo a join whose task was cancelled, perhaps in the moment in which it came about."""

@@ -28,6 +28,7 @@ from multiworld import settings
 from multiworld._core.liveness.detector import WorldId, world_id
 from multiworld._core.liveness.peers import MAX_UNAUTHENTICATED, Peers
 from multiworld._core.liveness.wire import MAX_KEY
+from multiworld._core.reraise import as_new
 from multiworld._net.descriptor_table import IsolatedTable
 from multiworld._net.liveness.attachment import Attachment
 from multiworld._net.liveness.evidence import Helper
@@ -229,8 +230,11 @@ class Watchdog:
         def check() -> None:
             if attachment.settled.is_set() or self._clock() >= deadline:
                 error = self._await(attachment, deadline, cancelled)
-                if error is not None:
-                    raise error
+                try:
+                    if error is not None:
+                        raise error
+                finally:
+                    del error  # it has this frame
 
         try:
             meanwhile(attachment, check)
@@ -238,9 +242,12 @@ class Watchdog:
         except BaseException:
             self.detach(attachment)
             raise
-        if error is not None:
-            self.detach(attachment)
-            raise error
+        try:
+            if error is not None:
+                self.detach(attachment)
+                raise error
+        finally:
+            del error  # it has this frame
         return attachment
 
     def report(self, attachment: Attachment, detail: str, ranks: tuple[int, ...], *, deadline: float) -> None:
@@ -443,7 +450,7 @@ class Watchdog:
             if cancelled is not None and cancelled():
                 return JoinAbandonedError(name, f"the join of {attachment.roster.key} was cancelled")
             attachment.settled.wait(left if cancelled is None else min(left, _POLL))
-        return attachment.error
+        return None if attachment.error is None else as_new(attachment.error)
 
     def _timed_out(self, attachment: Attachment) -> JoinError:
         missing: dict[int, str] = {}

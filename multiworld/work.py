@@ -131,8 +131,10 @@ class _Failed:
     def get_future(self) -> torch.futures.Future[Any]:
         import torch  # noqa: PLC0415  (an operation has failed, so it is loaded)
 
+        from multiworld._c10d.futures import fail  # noqa: PLC0415
+
         future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_exception(self._generation.error())  # type: ignore[arg-type, unused-ignore]
+        fail(future, self._generation.error())
         return future
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:

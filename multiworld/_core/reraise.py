@@ -1,10 +1,42 @@
-"""Raise one exception in place of another without reference cycles."""
+"""Raise exceptions without reference cycles: one in place of another, and one that is kept."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import copy
+from typing import NoReturn, TypeVar
 
-__all__ = ["no_tensor", "not_a_tensor", "raise_instead"]
+__all__ = ["as_new", "no_tensor", "not_a_tensor", "raise_instead"]
+
+E = TypeVar("E", bound=BaseException)
+
+
+def as_new(error: E) -> E:
+    """Return a copy of an exception and of its causes, without frames.
+
+    What is kept is not raised, and what was raised is not kept: an exception that was raised holds the frames
+    that it went through and those of their callers, and with them tensors, buffers, sockets. Where such a
+    frame holds what keeps the exception, all of it lives until the garbage is collected. One that is raised
+    in two threads has the frames of both.
+    """
+    found = _copied(error)
+    last: BaseException = found
+    seen, cause = {id(error)}, error.__cause__
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        last.__cause__ = _copied(cause)
+        last, cause = last.__cause__, cause.__cause__
+    return found
+
+
+def _copied(error: E) -> E:
+    """Return a copy without frames, cause and context."""
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001  (as it takes other arguments than it has)
+        made = type(error).__new__(type(error))
+        made.args = error.args
+        made.__dict__.update(error.__dict__)
+        return made
 
 
 def raise_instead(error: BaseException, instead: BaseException | None) -> NoReturn:

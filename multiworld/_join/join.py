@@ -496,7 +496,7 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
     result.add_done_callback(seen)  # its awaiter may be cancelled, and then cancelled again
     taken = threading.Lock()  # by the caller, who then has the world, or by the thread, which then closes it
 
-    def settle(world: World | None, error: BaseException | None) -> None:
+    def settle(result: asyncio.Future[World], world: World | None, error: BaseException | None) -> None:
         if result.done():
             return
         if error is not None:
@@ -504,7 +504,7 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
         elif world is not None:
             result.set_result(world)
 
-    def work() -> None:
+    def work(result: asyncio.Future[World]) -> None:
         world: World | None = None
         error: BaseException | None = None
         try:
@@ -512,14 +512,16 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
         except BaseException as exc:  # noqa: BLE001  (it is raised where the join is awaited)
             error = exc
         try:
-            loop.call_soon_threadsafe(settle, world, error)
+            loop.call_soon_threadsafe(settle, result, world, error)
         except RuntimeError:  # the loop was closed meanwhile: no task waits
             stop.set()
+        finally:
+            del error, result  # it has this frame
         if world is not None and stop.is_set() and taken.acquire(blocking=False):
             world.close(UNDO_BUDGET)
 
     try:
-        threading.Thread(target=work, daemon=True, name=f"m8d-join-{plan.name}").start()
+        threading.Thread(target=work, args=(result,), daemon=True, name=f"m8d-join-{plan.name}").start()
     except RuntimeError as error:
         raise JoinAbandonedError(
             plan.name,
@@ -536,6 +538,8 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
         result.add_done_callback(lambda late: _close_late(late, taken))
         await asyncio.wait({result}, timeout=CANCEL_BUDGET)
         raise
+    finally:
+        del result  # it has the error, which has this frame
 
 
 def _close_late(result: asyncio.Future[World], taken: threading.Lock) -> None:

@@ -116,10 +116,12 @@ def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
         return
     # To all at once: each waits for no longer than the world's timeout until something comes.
     threads = ThreadPoolExecutor(len(receivers), "m8d-state")
+    each = None
     try:
         for each in as_completed([threads.submit(send, rank) for rank in receivers]):
             each.result()
     finally:
+        del each  # its error has this frame, which has the state
         threads.shutdown(wait=False)  # after an error the generation is over, which ends the others
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld._core import durations
+from multiworld._core.reraise import as_new
 from multiworld._join import join as joining
 from multiworld._join.arguments import LAST_CALL, make_plan
 from multiworld._join.rejoining import Rejoiner
@@ -221,10 +222,10 @@ def _join(plan: JoinPlan, store: RayStore, deadline: float) -> World:
             if time.monotonic() + AGAIN >= deadline:
                 if last is None:
                     raise
-                raise last from exc  # `exc` may only say that the try was given up
+                raise as_new(last) from exc  # `exc` may only say that the try was given up
             if type(last) is not type(exc):
                 _log.warning("world %r is not joined yet: %s", plan.name, exc)
-            last = exc
+            last = as_new(exc)  # without its frames, of which this is one
         time.sleep(AGAIN)
 
 

@@ -74,7 +74,9 @@ async def join_all_async(
     result.add_done_callback(seen)  # its awaiter may be cancelled
     taken = threading.Lock()
 
-    def settle(worlds: dict[str, World] | None, error: BaseException | None) -> None:
+    def settle(
+        result: asyncio.Future[dict[str, World]], worlds: dict[str, World] | None, error: BaseException | None
+    ) -> None:
         if result.done():
             return
         if error is not None:
@@ -84,7 +86,7 @@ async def join_all_async(
 
     joins = _here()
 
-    def work() -> None:
+    def work(result: asyncio.Future[dict[str, World]]) -> None:
         worlds: dict[str, World] | None = None
         error: BaseException | None = None
         try:
@@ -97,11 +99,13 @@ async def join_all_async(
         if gone:
             joins.undo(request)
         try:
-            loop.call_soon_threadsafe(settle, worlds, error)
+            loop.call_soon_threadsafe(settle, result, worlds, error)
         except RuntimeError:  # the loop was closed meanwhile
             joins.undo(request)
+        finally:
+            del error, result  # it has this frame
 
-    threading.Thread(target=work, daemon=True, name="m8d-join-all").start()
+    threading.Thread(target=work, args=(result,), daemon=True, name="m8d-join-all").start()
     try:
         worlds = await asyncio.shield(result)
     except asyncio.CancelledError:
@@ -112,6 +116,8 @@ async def join_all_async(
             threading.Thread(target=joins.undo, args=(request,), daemon=True, name="m8d-join-all").start()
         await asyncio.wait({result}, timeout=UNDO_BUDGET)
         raise
+    finally:
+        del result  # it has the error, which has this frame
     joins.keep(request)
     return worlds
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from multiworld._core.reraise import as_new
 from multiworld.errors import JoinAbandonedError, MultiworldError
 from multiworld.events import State
 from multiworld.joinall.checks import check_names, check_state
@@ -225,7 +226,7 @@ class Joins:
                 elif isinstance(pending.error, JoinAbandonedError) and pending not in call.own:
                     self._begin(call, (name,))  # by the other call; this one goes on
                 else:
-                    raise pending.error
+                    raise as_new(pending.error)  # several calls may wait for it
             if call.request.stop.is_set():
                 raise JoinAbandonedError(next(iter(call.pending)), "join_all was cancelled")
             if left:
@@ -265,7 +266,7 @@ class Joins:
             if late:
                 pending.world.close(UNDO_BUDGET)
         except Exception as exc:  # noqa: BLE001  (raised by join_all)
-            pending.error = exc
+            pending.error = as_new(exc)  # without its frames, which have `pending`
         finally:
             with self._lock:
                 self._forget(self._pending, pending)

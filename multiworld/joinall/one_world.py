@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from multiworld._core.reraise import as_new
 from multiworld._join import join as joining
 from multiworld._join.rejoining import Rejoiner
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreachableError
@@ -92,8 +93,8 @@ class WorldJoiner:
                 if out_of_time:
                     # `exc` only says that this attempt was given up; the error before it says why the join
                     # failed.
-                    raise last or exc from exc
-                last = exc
+                    raise exc if last is None else as_new(last) from exc
+                last = as_new(exc)  # without its frames, of which this is one
             time.sleep(AGAIN)
 
     def _giving_up(

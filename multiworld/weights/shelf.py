@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
+from multiworld._core.reraise import as_new
 from multiworld._core.weights import Entry, Head, superseded
 from multiworld.weights.tensors import summed
 
@@ -58,7 +59,7 @@ class Version:
         try:
             done.set_result(tuple(summed(each) for each in self.rooms))
         except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
-            done.set_exception(error)
+            done.set_exception(as_new(error))  # its frames have the weights
 
 
 class Shelf:

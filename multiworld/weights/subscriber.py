@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from multiworld import settings
 from multiworld._core import durations
+from multiworld._core.reraise import as_new
 from multiworld._core.weights import Head
 from multiworld._join.arguments import make_plan
 from multiworld._join.join import join_planned
@@ -227,7 +228,7 @@ class Subscriber:
                 if not isinstance(error, MultiworldError):
                     text = str(error) or repr(error)
                     error = StateTransferError(self._plan.name, f"subscriber {self.seat!r}: {text}")
-                self.error = error
+                self.error = as_new(error)  # its frames have the world, and what was received
             self._closed.wait(AGAIN)
 
     def _follow(self) -> None:

@@ -333,15 +333,19 @@ def differing_alone(me, size):
         gc.disable()
         with w:
             work = dist.all_reduce(torch.ones(4 + me.rank), async_op=True)
-        kept = weakref.ref(work)
+        kept = [weakref.ref(work)]
         error = outcome(work.wait)
         assert error["kinds"][0] == "BrokenWorldException", error
         future = work.get_future()
         assert "BrokenWorldException" in outcome(future.wait)["kinds"][0] + outcome(future.wait)["text"]
+        kept.append(weakref.ref(future))
         del work, future
         deadline = time.monotonic() + PATIENCE
-        while kept() is not None:  # the pool's thread may be about to let go of it
-            assert time.monotonic() < deadline, gc.get_referrers(kept())
+        while left := [
+            each() for each in kept if each() is not None
+        ]:  # the pool's thread may be about to let go
+            assert time.monotonic() < deadline, [gc.get_referrers(each) for each in left]
+            del left
         gc.enable()
 
 

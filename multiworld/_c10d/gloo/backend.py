@@ -155,12 +155,16 @@ class GlooWorld:
             RuntimeError: torch's or gloo's.
         """
         raised: list[BaseException] = []
+        left = threading.Event()
 
         def check() -> None:
             try:
                 self.verify()
             except BaseException as error:
-                raised.append(error)
+                if (
+                    not left.is_set()
+                ):  # in the thread that was given up: its frames hold the device, and `raised`
+                    raised.append(error)
                 raise
 
         def turn() -> None:
@@ -200,6 +204,7 @@ class GlooWorld:
                 raise raised.pop() from error
             raise
         finally:
+            left.set()
             raised.clear()
             gate.close()
         self._groups[group] = None

@@ -18,9 +18,10 @@ import torch
 
 from multiworld._c10d.lane import tensors
 from multiworld._c10d.lane.reducing import reduce_into
-from multiworld._core.lane.operations import SizesDifferError, as_new
+from multiworld._core.lane.operations import SizesDifferError
 from multiworld._core.lane.schedules import Want
 from multiworld._core.operations.log import ENDED, went_well
+from multiworld._core.reraise import as_new
 from multiworld._net.lane import abandoned
 from multiworld._net.lane.background import background
 from multiworld._net.lane.waiting import seconds_until

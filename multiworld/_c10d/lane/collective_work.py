@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from torch.distributed import Work  # type: ignore[attr-defined, unused-ignore]
 
+from multiworld._c10d.futures import fail
 from multiworld._c10d.waiter_pool import pool
 
 if TYPE_CHECKING:
@@ -81,8 +82,7 @@ class CollectiveWork(Work):  # type: ignore[misc, unused-ignore]
             try:
                 self.wait()
             except Exception as error:
-                # Whose frames hold this future.
-                future.set_exception(error.with_traceback(None))  # type: ignore[arg-type, unused-ignore]
+                fail(future, error)
             else:
                 future.set_result(self.result())
 

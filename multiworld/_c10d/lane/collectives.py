@@ -118,8 +118,11 @@ class GenerationCollectives:
         exchange = group.exchange(comparing.record(said))
         self.conclude(exchange)
         error = comparing.difference(self._messages.world, exchange.outputs)
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it has this frame
 
     def post(self, collective: Collective) -> CollectiveWork:
         """Begin a collective that the caller waits for later."""

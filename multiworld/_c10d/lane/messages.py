@@ -14,11 +14,12 @@ import weakref
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from multiworld._c10d.futures import fail
 from multiworld._c10d.lane import records, tensors
 from multiworld._c10d.lane.work import LaneWork
-from multiworld._core.lane.operations import Send, SizesDifferError, as_new
+from multiworld._core.lane.operations import Send, SizesDifferError
 from multiworld._core.operations.log import ENDED
-from multiworld._core.reraise import raise_instead
+from multiworld._core.reraise import as_new, raise_instead
 from multiworld._net.lane import abandoned
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import background
@@ -323,8 +324,7 @@ class Messages:
             try:
                 work.wait()
             except Exception as error:
-                # Whose frames hold this future.
-                future.set_exception(error.with_traceback(None))  # type: ignore[arg-type, unused-ignore]
+                fail(future, error)
             else:
                 future.set_result(work.result())
 

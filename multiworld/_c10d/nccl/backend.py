@@ -336,7 +336,8 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None], rank: int = 
                 _end(made[0] if isinstance(made, tuple) else made)
                 box.clear()
         except BaseException as error:  # raised where it is waited for
-            failed.append(error)
+            if not given_up.is_set():
+                failed.append(error)
         finally:
             done.set()
 
@@ -349,5 +350,5 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None], rank: int = 
             abandoned.add(rank)
             raise
     if failed:
-        raise failed[0]
+        raise failed.pop()  # popped: it has this frame
     return box.pop()

@@ -29,6 +29,7 @@ from torch.autograd import Variable
 
 from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
+from multiworld._c10d.futures import fail
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, compiler_import, splitting
 from multiworld._c10d.nccl.loaded import queries_beside_captures
@@ -381,8 +382,8 @@ def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
         def complete() -> None:
             try:
                 work.wait()
-            except Exception as error:  # it is the future's
-                future.set_exception(error)
+            except Exception as error:
+                fail(future, error)
             else:
                 future.set_result(_result(work))
 

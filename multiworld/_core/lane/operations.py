@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Arrival", "Receive", "Send", "SizesDifferError", "Source", "as_new"]
+__all__ = ["Arrival", "Receive", "Send", "SizesDifferError", "Source"]
 
 
 class SizesDifferError(Exception):
@@ -26,18 +26,6 @@ class SizesDifferError(Exception):
         return (
             f"a message of {self.sent} bytes was sent by rank {self.sender}, and {self.expected} are expected"
         )
-
-
-def as_new(error: Exception) -> Exception:
-    """Return a lane's error, or an operation's, as a new one, to be raised.
-
-    An exception that was raised holds the frames that it went through, and with them buffers and sockets. The
-    lane keeps its error as long as it lives; an operation's would hold the frame that holds the operation.
-    """
-    try:
-        return type(error)(*error.args)
-    except TypeError:  # it takes other arguments than it has
-        return RuntimeError(str(error))
 
 
 class Send:

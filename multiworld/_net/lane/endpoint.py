@@ -19,7 +19,8 @@ import time
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.frames import READ_FROM
-from multiworld._core.lane.operations import Receive, Send, as_new
+from multiworld._core.lane.operations import Receive, Send
+from multiworld._core.reraise import as_new
 from multiworld._net.lane import closing, reading_threads, wakes
 from multiworld._net.lane.connections import NOW
 from multiworld._net.lane.waiting import Operation, Waiting

@@ -10,6 +10,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from multiworld._core.reraise import as_new
 from multiworld._net.tls.session import peer_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class TlsStream:
             OSError: the connection has ended.
         """
         if self._late is not None:
-            raise self._late
+            raise as_new(self._late)
         try:
             done: int = self._socket.recv_into(buffer, nbytes)
         except ssl.SSLWantReadError:
@@ -182,7 +183,7 @@ class TlsStream:
         except ssl.SSLWantReadError:
             return done  # that was all
         except OSError as error:
-            self._late = error  # what came before it is read first
+            self._late = as_new(error)  # what came before it is read first
         return done
 
     @property

@@ -12,7 +12,7 @@ from kits.lanekit import Network, payload
 from multiworld._core.lane import frames
 from multiworld._core.lane.frames import ProtocolError, pack
 from multiworld._core.lane.lane import Lane
-from multiworld._core.lane.operations import SizesDifferError, as_new
+from multiworld._core.lane.operations import SizesDifferError
 
 SIZES = [
     0, 1, 4, 4064, 4065, frames.READ_FROM, frames.READ_FROM + 1, frames.EAGER_LIMIT, frames.EAGER_LIMIT + 1,
@@ -681,22 +681,3 @@ def test_a_drain_ends_with_the_connection_or_the_lane(ends):
         net.lanes[0].fail(OSError("over"))
     assert drain.done
     assert (drain.error is None) is (ends == "lost")
-
-
-class _OddError(Exception):
-    def __init__(self, one, two):
-        super().__init__(f"{one} and {two}")
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        (ConnectionAbortedError("it is over"), ConnectionAbortedError, "it is over"),
-        (SizesDifferError(5, 4, 1), SizesDifferError, "5 bytes was sent by rank 1, and 4"),
-        (_OddError(1, 2), RuntimeError, "1 and 2"),  # takes other arguments than it has
-    ],
-)
-def test_an_error_is_raised_as_a_new_one(error, kind, text):
-    again = as_new(error)
-    assert (type(again), again is error) == (kind, False)
-    assert text in str(again)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
 import pytest
 
-from multiworld._core.reraise import not_a_tensor, raise_instead
+from multiworld._core.lane.operations import SizesDifferError
+from multiworld._core.reraise import as_new, not_a_tensor, raise_instead
+from multiworld.errors import JoinTimeoutError
 
 
 class Work:
@@ -82,3 +85,43 @@ def test_what_is_no_tensor_is_said_by_its_value_and_type():
 @pytest.mark.parametrize("error", [ValueError("device"), AttributeError("no shape", name="shape", obj=1)])
 def test_other_errors_are_no_word_on_tensors(error):
     assert not_a_tensor(error) is None
+
+
+def late():
+    error = JoinTimeoutError("w", "none came", rule="two come", next_step="Start the other")
+    error.missing = (1,)
+    return error
+
+
+class OddError(Exception):
+    """Takes other arguments than it has."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+        self.one = one
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionAbortedError("it is over"),
+        OSError(111, "refused"),
+        SizesDifferError(5, 4, 1),
+        late(),
+        OddError(1, 2),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_copy_is_as_the_error_and_has_no_frames(error):
+    cause = ValueError("why")
+    cause.__cause__ = cause  # no end
+    with contextlib.suppress(type(error)):
+        raise error from cause
+    again = as_new(error)
+    assert again is not error
+    assert (type(again), str(again), again.args) == (type(error), str(error), error.args)
+    assert vars(again) == vars(error)
+    assert again.__traceback__ is None
+    assert (str(again.__cause__), again.__cause__ is cause) == ("why", False)
+    assert again.__cause__.__cause__ is None
+    assert getattr(again, "errno", 0) == 111 or type(error) is not OSError
