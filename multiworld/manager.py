@@ -102,7 +102,10 @@ class WorldManager:
             )
         )
         self._joins[world_name] = joining
-        world = await self._joined(world_name, joining)
+        try:
+            world = await self._joined(world_name, joining)
+        finally:
+            del joining  # it has the error, which has this frame
         del self._joins[world_name]
         self._before.pop(world_name, None)
         self._worlds[world_name] = world

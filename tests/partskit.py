@@ -226,8 +226,11 @@ class Parts:
             self._files = [_file(item.nodeid) for item in session.items]
             among = 1 if self._claims is None or self._share is None else self._share[1]
             self._progress = Progress(tests, time.monotonic(), among)
-        if self._claims is None or session.testsfailed or session.config.option.collectonly:
+        option = session.config.option
+        if self._claims is None or option.collectonly:
             return None
+        if session.testsfailed and not option.continue_on_collection_errors:
+            return None  # pytest says so
         claimed = self._claimed(session.items)
         left_out, item = next(claimed, (0, None))
         while item is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import NoReturn, TypeVar
 
 __all__ = ["as_new", "no_tensor", "not_a_tensor", "raise_instead"]
@@ -23,20 +22,26 @@ def as_new(error: E) -> E:
     seen, cause = {id(error)}, error.__cause__
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        last.__cause__ = _copied(cause)
-        last, cause = last.__cause__, cause.__cause__
+        copied = _copied(cause)
+        BaseException.__setattr__(last, "__cause__", copied)
+        last, cause = copied, cause.__cause__
     return found
 
 
 def _copied(error: E) -> E:
-    """Return a copy without frames, cause and context."""
+    """Return a copy without frames, cause and context; where there can be none the exception itself."""
     try:
-        return copy.copy(error)
-    except Exception:  # noqa: BLE001  (as it takes other arguments than it has)
-        made = type(error).__new__(type(error))
-        made.args = error.args
+        made = type(error).__new__(type(error), *error.args)  # without __init__: it may take other arguments
+        BaseException.__setattr__(made, "args", error.args)
+        for name in ("errno", "strerror", "filename", "filename2") if isinstance(error, OSError) else ():
+            if getattr(made, name) != getattr(error, name):
+                setattr(made, name, getattr(error, name))
         made.__dict__.update(error.__dict__)
-        return made
+        if "__notes__" in error.__dict__:
+            made.__dict__["__notes__"] = list(error.__dict__["__notes__"])
+    except Exception:  # noqa: BLE001  (whatever a class of the user's own does)
+        return error.with_traceback(None)
+    return made
 
 
 def raise_instead(error: BaseException, instead: BaseException | None) -> NoReturn:

@@ -33,7 +33,7 @@ __all__ = ["MESSAGE", "IsolatedTable", "isolate", "lowest_number"]
 MESSAGE = 256
 """Bytes of a closing message, at most; with TLS's record it has fewer than 64."""
 
-_START = 2.0  # seconds that the thread may take to begin: below 1 ms, measured, and more on a busy machine
+_START = 0.9  # seconds that the thread may take to begin: below 1 ms, measured, and more on a busy machine
 _PATIENCE = 0.1  # seconds for a command while the control socket is full, and for `settle`
 _LEAST = 3  # the standard streams' numbers refer to the null device there
 _HIGHEST_NUMBER = 16384  # the kernel allocates a table up to its highest number: 128 KiB here
@@ -85,9 +85,9 @@ class IsolatedTable:
             return None
         return cls(control, number, bell)
 
-    def opened(self) -> bool:
-        """Wait at most 2 s for the thread's table; False where the system refuses it. Call it once."""
-        answer = self._answer(time.monotonic() + _START)
+    def opened(self, within: float = _START) -> bool:
+        """Wait at most 0.9 s for the thread's table; False where the system refuses it. Call it once."""
+        answer = self._answer(time.monotonic() + within)
         # None: the thread has not run yet. It still needs the number, which stays open until `close`.
         if answer is not None and self._number is not None:
             number, self._number = self._number, None
@@ -128,9 +128,9 @@ class IsolatedTable:
 
     def close(self, timeout: float) -> bool:
         """Send every connection's closing message and end the thread; False after `timeout` seconds."""
-        if self._number is not None:
-            self.opened()
         deadline = time.monotonic() + timeout
+        if self._number is not None:
+            self.opened(min(timeout, _START))
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         self._ring()

@@ -226,7 +226,7 @@ class Joins:
                 elif isinstance(pending.error, JoinAbandonedError) and pending not in call.own:
                     self._begin(call, (name,))  # by the other call; this one goes on
                 else:
-                    raise as_new(pending.error)  # several calls may wait for it
+                    raise _anew(pending.error)  # several calls may wait for it
             if call.request.stop.is_set():
                 raise JoinAbandonedError(next(iter(call.pending)), "join_all was cancelled")
             if left:
@@ -266,12 +266,17 @@ class Joins:
             if late:
                 pending.world.close(UNDO_BUDGET)
         except Exception as exc:  # noqa: BLE001  (raised by join_all)
-            pending.error = as_new(exc)  # without its frames, which have `pending`
+            pending.error = _anew(exc)  # without its frames, which have `pending`
         finally:
             with self._lock:
                 self._forget(self._pending, pending)
             pending.done.set()
             news.set()
+
+
+def _anew(error: Exception) -> Exception:
+    """Return a new one, without frames; an error of the program's own as it is, with its traceback."""
+    return as_new(error) if isinstance(error, MultiworldError) else error
 
 
 def close(worlds: list[World]) -> None:

@@ -16,6 +16,7 @@ from worldkit import SOON
 
 import multiworld as mw
 from multiworld._core.membership.roster import Endpoint, Member, Roster
+from multiworld.manager import WorldManager
 from multiworld.watchdog import Watchdog
 
 
@@ -42,6 +43,23 @@ def awaited(folder, used):
     assert isinstance(asyncio.run(run()), str)
 
 
+def initialized(folder, used):
+    """As pymultiworld's programs join."""
+
+    async def run():
+        mine = Used()
+        used.append(weakref.ref(mine))
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            try:
+                await WorldManager().initialize_world("w", 1, 2, addr="127.0.0.1", port=port, timeout=0.3)
+            except mw.JoinError as error:
+                return str(error)
+        return mine
+
+    assert isinstance(asyncio.run(run()), str)
+
+
 def attached(folder, used):
     """The members have agreed; one of them does not connect."""
     mine = Used()
@@ -61,7 +79,9 @@ def kept(me, way, folder):
     used = []
     gc.disable()
     with contextlib.suppress(mw.JoinError):
-        {"joined": joined, "awaited": awaited, "attached": attached}[way](folder, used)
+        {"joined": joined, "awaited": awaited, "initialized": initialized, "attached": attached}[way](
+            folder, used
+        )
     deadline = time.monotonic() + SOON
     while used[0]() is not None:  # a thread of the join may be about to end
         assert time.monotonic() < deadline, gc.get_referrers(used[0]())
@@ -69,7 +89,7 @@ def kept(me, way, folder):
     me.emit("free")
 
 
-@pytest.mark.parametrize("way", ["joined", "awaited", "attached"])
+@pytest.mark.parametrize("way", ["joined", "awaited", "initialized", "attached"])
 def test_a_join_that_fails_lets_go_of_its_caller(cast, way, tmp_path):
     member = cast.start(kept, way=way, folder=str(tmp_path))
     member.expect("free")
