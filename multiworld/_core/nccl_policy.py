@@ -54,7 +54,9 @@ ENDED_BY = {
 }
 """The patch topic that fixes each defect of the older implementation."""
 
-_NEEDED = ("group-guard", "cleanup-only")  # without both, a fault still ends the process or corrupts data
+_NEEDED = ("group-guard", "cleanup-only", "abort-offload")
+"""Without one of them a fault still ends the process, corrupts data, or holds all its threads: while torch's
+watchdog aborts, a question for an operation's state waits for the communicator's lock, and has the GIL."""
 
 _TEXTS = {
     "D0": "ncclRemoteError cannot be converted: a remote failure comes as 'Unconvertible NCCL type'",
@@ -313,8 +315,8 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
     if off is not None:
         return off
     legacy = facts.implementation is Implementation.LEGACY
-    # A build that contradicts itself is held unpatched.
-    acting = facts.patched and not facts.disagreements and any(topic in facts.topics for topic in _NEEDED)
+    # A build that contradicts itself is held unpatched, as is one with only a part of the patches.
+    acting = facts.patched and not facts.disagreements and all(topic in facts.topics for topic in _NEEDED)
     handling = replace(_HANDLING, value=_handling(facts, environ, acting=acting))
     name, value = handling.found(environ) or (handling.name, handling.value)
     handled = value.strip()
@@ -436,14 +438,11 @@ def _reason(facts: NcclFacts, topics: tuple[str, ...], *, patched: bool, survive
         return f"this torch says it is patched, and contradicts itself: {why}"
     if patched:
         return f"this torch is patched ({', '.join(topics)})"
-    if facts.patched and not topics:
-        return (
-            f"this torch is patched, and the environment asks for another error handling than {CLEAN_UP_ONLY}"
-        )
-    if facts.patched:
-        lacking = ", ".join(topic for topic in _NEEDED if topic not in topics)
-        return f"this torch is patched, without {lacking}"
-    return "this torch is not patched"
+    if not facts.patched:
+        return "this torch is not patched"
+    if lacking := [topic for topic in _NEEDED if topic not in facts.topics]:
+        return f"this torch is patched, without {', '.join(lacking)}"
+    return f"this torch is patched, and the environment asks for another error handling than {CLEAN_UP_ONLY}"
 
 
 def _notes(facts: NcclFacts, environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:

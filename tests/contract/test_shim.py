@@ -112,7 +112,7 @@ def test_the_mode_follows_from_the_patches(status, has_nccl):
         pytest.skip("this torch has no NCCL")
     assert status["patched"]["disagreements"] == []
     if status["patched"]["marked"]:
-        assert {"group-guard", "cleanup-only"} <= set(status["patched"]["topics"])
+        assert {"group-guard", "cleanup-only", "abort-offload"} <= set(status["patched"]["topics"])
         assert status["nccl"]["mode"] == "on"
         assert status["nccl"]["environment"] == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": CLEAN_UP_ONLY}
     else:

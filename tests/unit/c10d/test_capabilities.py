@@ -16,7 +16,7 @@ from multiworld._core.nccl_policy import VARIABLES, Implementation, Mode, NcclFa
 from multiworld.errors import MultiworldError, PatchRequiredError, ShimError
 
 STOCK = NcclFacts("nccl", Implementation.LEGACY, remote_error=True)
-PATCHED = replace(STOCK, patched=True, topics=("group-guard", "cleanup-only"))
+PATCHED = replace(STOCK, patched=True, topics=("group-guard", "cleanup-only", "abort-offload"))
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 

@@ -18,7 +18,7 @@ from multiworld._core.nccl_policy import (
 
 ALL = ("remote-error", "group-guard", "cleanup-only", "world-scope", "abort-offload", "marker")
 STOCK = NcclFacts("nccl", Implementation.LEGACY, remote_error=True)
-PATCHED = replace(STOCK, patched=True, topics=("group-guard", "cleanup-only", "marker"))
+PATCHED = replace(STOCK, patched=True, topics=("group-guard", "cleanup-only", "abort-offload", "marker"))
 NCCL2 = NcclFacts("nccl", Implementation.NCCL2, remote_error=True)
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 EVENTS = "TORCH_NCCL_CUDA_EVENT_CACHE"
@@ -53,11 +53,12 @@ def ids(decision):
         (replace(STOCK, thread_events=True), {}, "auto", Mode.GUARDED, {**GUARDS, EVENTS: "0"}, ["D5", "D6", "D8"]),
         (replace(STOCK, remote_error=False), {}, "auto", Mode.GUARDED, GUARDS, ["D0", "D5", "D6", "D8"]),
         (replace(STOCK, remote_error=None), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
-        (PATCHED, {}, "auto", Mode.ON, {HANDLING: "2"}, ["D7", "D8"]),
-        (replace(PATCHED, thread_events=True), {}, "auto", Mode.ON, {HANDLING: "2", EVENTS: "0"}, ["D7", "D8"]),
+        (PATCHED, {}, "auto", Mode.ON, {HANDLING: "2"}, ["D7"]),
+        (replace(PATCHED, topics=("group-guard", "cleanup-only", "marker")), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
+        (replace(PATCHED, thread_events=True), {}, "auto", Mode.ON, {HANDLING: "2", EVENTS: "0"}, ["D7"]),
         (replace(PATCHED, thread_events=True, topics=(*ALL, "event-cache")), {}, "auto", Mode.ON, {HANDLING: "2"}, []),
         (replace(PATCHED, topics=ALL), {}, "auto", Mode.ON, {HANDLING: "2"}, []),
-        (replace(PATCHED, topics=("marker", "group-guard")), {}, "auto", Mode.GUARDED, {HANDLING: "2", **MONITORS}, ["D1", "D8"]),
+        (replace(PATCHED, topics=("marker", "group-guard")), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
         (replace(PATCHED, topics=("marker",)), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
         (replace(PATCHED, disagreements=("no.",)), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
         (replace(PATCHED, implementation=Implementation.NCCL2), {}, "auto", Mode.GUARDED, {HANDLING: "2", **WAIT}, ["N1", "N3"]),
@@ -193,8 +194,8 @@ def test_groups_that_were_made_before_are_told_of():
 
 def test_the_reasons_name_what_was_found():
     assert "not patched" in decide(STOCK, {}).reason
-    assert "group-guard, cleanup-only, marker" in decide(PATCHED, {}).reason
-    assert "without cleanup-only" in decide(replace(PATCHED, topics=("group-guard",)), {}).reason
+    assert "group-guard, cleanup-only, abort-offload, marker" in decide(PATCHED, {}).reason
+    assert "without cleanup-only, abort-offload" in decide(replace(PATCHED, topics=("group-guard",)), {}).reason
     assert "contradicts itself: no" in decide(replace(PATCHED, disagreements=("no.",)), {}).reason
     assert "Install the patched wheel again" in decide(replace(PATCHED, disagreements=("no.",)), {}).next_step
     assert "nccl2" in decide(NCCL2, {}).reason

@@ -76,11 +76,12 @@ def test_it_tells_the_build_the_mode_what_remains_and_the_next_step(monkeypatch,
 
 
 def test_a_patched_build_and_one_that_contradicts_itself(monkeypatch, capsys):
-    facts = NcclFacts("nccl", Implementation.LEGACY, patched=True, topics=("group-guard", "cleanup-only"))
+    topics = ("group-guard", "cleanup-only", "abort-offload")
+    facts = NcclFacts("nccl", Implementation.LEGACY, patched=True, topics=topics)
     patched = Patched(marked=True, topics=facts.topics, mode="overlay", version="2.6.0+cu124.m8d1")
     code, said = run(monkeypatch, capsys, status_of(facts, patched=patched))
     assert code == 0
-    assert "patches    group-guard, cleanup-only (overlay build 2.6.0+cu124.m8d1)" in said.out
+    assert "patches    group-guard, cleanup-only, abort-offload (overlay build 2.6.0+cu124.m8d1)" in said.out
     assert "NCCL fault management: on:" in said.out
     assert "what remains, and ends no process:" in said.out
     assert "its wheel has no provenance statement" in said.out
