@@ -195,7 +195,9 @@ def test_groups_that_were_made_before_are_told_of():
 def test_the_reasons_name_what_was_found():
     assert "not patched" in decide(STOCK, {}).reason
     assert "group-guard, cleanup-only, abort-offload, marker" in decide(PATCHED, {}).reason
-    assert "without cleanup-only, abort-offload" in decide(replace(PATCHED, topics=("group-guard",)), {}).reason
+    assert (
+        "without cleanup-only, abort-offload" in decide(replace(PATCHED, topics=("group-guard",)), {}).reason
+    )
     assert "contradicts itself: no" in decide(replace(PATCHED, disagreements=("no.",)), {}).reason
     assert "Install the patched wheel again" in decide(replace(PATCHED, disagreements=("no.",)), {}).next_step
     assert "nccl2" in decide(NCCL2, {}).reason

@@ -41,7 +41,9 @@ class TestReleaser:
         releaser, taken, due = Releaser(threads=1), [], {}
         for delay in (0.3, 0.1, 0.2):
             releaser.add(delay, lambda delay=delay: taken.append(delay))
-            due[delay] = time.monotonic() + delay  # not in the order of the delays where this thread stands still
+            due[delay] = (
+                time.monotonic() + delay
+            )  # not in the order of the delays where this thread stands still
         assert until(lambda: len(taken) == 3)
         assert taken == sorted(due, key=due.__getitem__)
 
