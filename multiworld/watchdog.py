@@ -278,7 +278,9 @@ class Watchdog:
 
         def ask(_: float) -> None:
             self._peers.questions.ask(world, number, deep=deep)
-            for (key, rank), other in tuple(self._attachments.items()):
+            with self._lock:
+                others = list(self._attachments.items())
+            for (key, rank), other in others:
                 if key == world[0] and other is not attachment:  # a member in this process, too
                     attachment.heard(number, rank, other.describe(deep=deep), last=True)
 

@@ -106,8 +106,12 @@ class Posted:
         works = self._works
         works[id(work)] = weakref.ref(work)
         if len(works) > self._many:
-            for key, ref in list(works.items()):
-                if ref() is None and (taken := works.pop(key, None)) is not None and taken() is not None:
+            # Not its items: for each of them a tuple is made, which may begin a collection, and other threads go on.
+            for key in list(works):
+                ref = works.get(key)
+                if ref is None or ref() is not None:
+                    continue
+                if (taken := works.pop(key, None)) is not None and taken() is not None:
                     works[key] = taken  # of a work that got the same id just now
             self._many = max(_MANY, 2 * len(works))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 
 import pytest
@@ -46,6 +47,27 @@ def test_works_of_many_threads_are_kept():
     for each in threads:
         each.join()
     assert set(map(id, posted.take())) == {id(each) for mine in kept for each in mine}
+
+
+def test_works_that_are_posted_while_the_garbage_is_collected_are_kept():
+    """A collection may begin wherever something is made; its finalizers let other threads go on."""
+    posted, kept, late = Posted(), [Work() for _ in range(3 * unblocking._MANY)], []
+
+    def another(phase, _):
+        if phase == "start" and len(late) < 2000:
+            late.append(Work())
+            posted._works[id(late[-1])] = unblocking.weakref.ref(late[-1])
+
+    before = gc.get_threshold()
+    gc.callbacks.append(another)
+    gc.set_threshold(1, 1_000_000, 1_000_000)
+    try:
+        for each in kept:
+            posted.add(each)
+    finally:
+        gc.callbacks.remove(another)
+        gc.set_threshold(*before)
+    assert set(map(id, posted.take())) == set(map(id, kept + late))
 
 
 def test_a_thread_whose_name_is_cut_in_the_middle_of_a_character():
