@@ -1,15 +1,12 @@
 """Building groups: what is refused, what gives up in time, backends by name, and nothing left after many."""
 
-import contextlib
 import datetime as dt
-import gc
 import inspect
 import os
 import resource
 import signal
 import threading
 import time
-import weakref
 from pathlib import Path
 
 import pytest
@@ -359,34 +356,6 @@ def test_connecting_can_be_left_behind():
     assert nccl.cancellable(lambda: 7, lambda: None) == 7
     with pytest.raises(ZeroDivisionError):
         nccl.cancellable(lambda: 1 / 0, lambda: None)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_construction_that_fails_lets_go_of_what_it_had_made(late):
-    """The group of NCCL with its threads and memory: also where it fails once it was given up."""
-
-    class Made:
-        pass
-
-    def make():
-        had.append(weakref.ref(made := Made()))
-        if late:
-            gate.wait(SOON)
-        raise ValueError(made)
-
-    def check():
-        if late and had:
-            raise KeyError("cancelled")
-
-    had, gate = [], threading.Event()
-    gc.disable()  # what only the collector frees counts as held
-    try:
-        with contextlib.suppress(KeyError, ValueError):
-            nccl.cancellable(make, check)
-        gate.set()
-        assert settles(lambda: had[0]() is None)
-    finally:
-        gc.enable()
 
 
 def test_what_torch_asks_for_a_group_to_split_is_taken():

@@ -336,8 +336,7 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None], rank: int = 
                 _end(made[0] if isinstance(made, tuple) else made)
                 box.clear()
         except BaseException as error:  # raised where it is waited for
-            if not given_up.is_set():
-                failed.append(error)
+            failed.append(error)
         finally:
             done.set()
 
@@ -350,5 +349,5 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None], rank: int = 
             abandoned.add(rank)
             raise
     if failed:
-        raise failed.pop()  # popped: it has this frame
+        raise failed[0]
     return box.pop()
