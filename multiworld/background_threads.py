@@ -34,7 +34,7 @@ _CONNECTING = "m8d-nccl-connect-"
 _NATIVE = "pt_nccl_init"
 """The name of a thread of a patched build that connects a group (patches/*/0005-init-release.patch)."""
 
-_APART = 1.0
+_APART = 2.0
 """Seconds between the ends of two members that gave up a group: what the end of the interpreter takes
 on a busy machine."""
 
