@@ -24,6 +24,7 @@ __all__ = ["Finished", "Unbroken", "run", "tail_of", "which"]
 
 TAIL_LINES = 30
 CANCEL_POLL = 0.2  # seconds between looks at a cancel event
+ENDING = 5.0  # seconds that a program has to end when it is told to
 
 
 @dataclass(frozen=True)
@@ -212,5 +213,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except ProcessLookupError:
             break
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
-    process.communicate()  # and those that had stopped, or that do not heed SIGTERM, are gone too
+            process.wait(timeout=ENDING)
+    # Those that had stopped, or that do not heed SIGTERM, are gone too. Not without a timeout: Ctrl-C within
+    # `wait` can leave the lock taken that the next `wait` needs.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=ENDING)

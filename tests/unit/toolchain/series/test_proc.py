@@ -150,3 +150,19 @@ def test_a_missing_tool_says_what_it_is_for() -> None:
 def test_the_tail_of_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert proc.tail_of(tmp_path / "no.log") == ""
     assert proc.tail_of(None) == ""
+
+
+def test_an_interrupt_that_left_the_lock_of_a_process_taken_does_not_hold_its_end_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C between the lines of `Popen.wait` that take its lock and that see to its release."""
+    monkeypatch.setattr(proc, "ENDING", 0.2)
+    process = proc._start(["sleep", "300"], None, os.environ, None)
+    process._waitpid_lock.acquire()
+    began = time.monotonic()
+    proc._end(process)
+    assert time.monotonic() - began < 30
+    process._waitpid_lock.release()
+    assert process.wait(timeout=30) == -signal.SIGTERM
+    for stream in (process.stdout, process.stderr):
+        stream.close()
