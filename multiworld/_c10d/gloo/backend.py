@@ -161,9 +161,8 @@ class GlooWorld:
             try:
                 self.verify()
             except BaseException as error:
-                if (
-                    not left.is_set()
-                ):  # in the thread that was given up: its frames hold the device, and `raised`
+                # Not in a thread that was given up: its frames hold the device, and `raised`.
+                if not left.is_set():
                     raised.append(error)
                 raise
 

@@ -89,11 +89,9 @@ def test_ci_runs_every_test_once():
         '"-- tests/contract/test_llm_serving.py"',
     ]  # fmt: skip
     assert re.search(r"^checks=\(.*\bcoverage\b.*\)$", text, re.MULTILINE), "it runs the others"
+    # The second share once more, after the builds: it takes what is left.
     for function, shares in (
-        (
-            "contract",
-            ["1", "2", "2"],
-        ),  # a second share for the builds, once these are over: it takes what is left
+        ("contract", ["1", "2", "2"]),
         ("others_of", ["1", "2", '3 "tests/unit --timeout=1800"']),
     ):
         assert sorted(re.findall(rf"^ *{function} (.*?) \|\|", text, re.MULTILINE)) == shares
