@@ -25,6 +25,18 @@ def at(values, part):
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
 
+def main_thread(page):
+    """A function that says how much processor time, in s, the page's main thread has taken."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent():
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
+
+    return spent
+
+
 def test_many_worlds_stay_fluid(site):
     worlds = [world(f"w{number}", MEMBERS) for number in range(WORLDS)]
     source = Source(view(worlds, [process(rank) for rank in range(MEMBERS)]))
@@ -36,7 +48,9 @@ def test_many_worlds_stay_fluid(site):
     assert page.locator("#rows .cell").count() == WORLDS * MEMBERS
     page.wait_for_timeout(500)
     page.evaluate(WATCH)
+    spent = main_thread(page)
     page.evaluate("tasks.length = frames.length = 0")
+    before = spent()
     turns = itertools.cycle(range(0, WORLDS, CHANGED))
     for number in range(SECONDS * PER_SECOND):
         first = next(turns)
@@ -57,15 +71,17 @@ def test_many_worlds_stay_fluid(site):
         has=page.get_by_role("rowheader", name=last["name"], exact=True)
     )
     expect(shown.locator(".generation")).to_have_text(f"gen {last['generation']}")
+    busy = spent() - before
     frames, tasks = page.evaluate("[frames.slice(1), tasks]")
     long = [frame for frame in frames if frame > 50]
     print(  # noqa: T201  what was measured
         f"\n{WORLDS} x {MEMBERS}: all rows after {loaded:.2f} s; {len(frames)} frames, half of them under "
         f"{at(frames, 0.5):.1f} ms, 99 % under {at(frames, 0.99):.1f} ms, the longest {max(frames):.1f} ms, "
-        f"{len(long)} over 50 ms; {len(tasks)} long tasks, the longest {max(tasks, default=0):.0f} ms"
+        f"{len(long)} over 50 ms; {len(tasks)} long tasks, the longest {max(tasks, default=0):.0f} ms; "
+        f"{busy:.2f} s of processor time"
     )
     assert loaded < 30
     assert at(frames, 0.5) < 100
     assert len(long) < len(frames) / 2
-    # One task may meet a machine that stands still; all of them together must leave time to look.
-    assert sum(tasks) < 1000 * SECONDS * 0.9
+    # Of the processor, not of the clock: beside other tests a task of 50 ms may stand still for a second.
+    assert busy < SECONDS * 0.9
