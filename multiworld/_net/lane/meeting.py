@@ -5,6 +5,7 @@ Each dials all members of lower rank and accepts those of higher rank. One threa
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -174,6 +175,8 @@ class _Meeting:
                 self._lose(self._connected[self._ranks[fd]])
             elif fd in listeners:
                 self._accept(listeners[fd], now)
+            elif event & select.POLLNVAL:  # it would be told at once again, until the deadline
+                raise OSError(errno.EBADF, "The door was closed while its member joined")
 
     # -- dialing and accepting -------------------------------------------------------------------------------
 

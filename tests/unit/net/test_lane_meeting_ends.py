@@ -151,6 +151,12 @@ class TestEnds:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 join(opened, 0)
 
+    def test_a_door_that_is_closed_meanwhile(self, threads):
+        with doors(2) as opened:
+            waits = threads.submit(join, opened, 0, check=after(5, opened[0].close))
+            with pytest.raises(OSError, match="The door was closed while"):
+                waits.result(PATIENCE / 2)
+
 
 class TestDescriptors:
     def test_none_is_free_for_a_while(self, threads):
