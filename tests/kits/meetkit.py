@@ -2,9 +2,8 @@
 
 For real threads there are `together`, `until` and a `Clock` that stands still until the test moves it.
 
-In a `Simulation` every joiner runs in a thread of its own, but only one at a time, and only until its next call
-of the store or of sleep: whose turn it is then is drawn from a seed. So any interleaving of round trips can
-happen, and happens again with the same seed.
+In a `Simulation` every joiner is a greenlet, which runs until its next call of the store or of sleep: whose turn it
+is then is drawn from a seed. So any interleaving of round trips can happen, and happens again with the same seed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+
+from greenlet import getcurrent, greenlet
 
 from multiworld._core.membership.ledger import Ledger, decode
 from multiworld._core.membership.request import JoinRequest
@@ -151,7 +152,7 @@ class Joiner:
         self.ended = 0.0
         self.dead = False
         self.attempt = 0
-        self.turn = threading.Semaphore(0)
+        self.turn = greenlet(self.run)
         self.wake = start
         self.done = False
         self._sim = sim
@@ -161,8 +162,7 @@ class Joiner:
     def pause(self, seconds: float) -> None:
         """Let others run, for so many seconds at least."""
         self.wake = self._sim.now + seconds
-        self._sim.idle.release()
-        self.turn.acquire()
+        self._sim.turns.switch()
         self._die_if_dead()
 
     def before_call(self) -> None:
@@ -178,14 +178,12 @@ class Joiner:
             raise Killed
 
     def run(self) -> None:
-        self.turn.acquire()
         try:
             self._join()
         except BaseException as error:  # noqa: BLE001  (Killed is one, and all are looked at)
             self.error = error
         self.ended = self._sim.now
         self.done = True
-        self._sim.idle.release()
 
     def _join(self) -> None:
         sim = self._sim
@@ -217,7 +215,7 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311
         self.now = 0.0
-        self.idle = threading.Semaphore(0)
+        self.turns = getcurrent()
         self.joiners: list[Joiner] = []
         self.keys: dict[str, str] = {}
         self.written: list[Ledger] = []  # every record there ever was
@@ -238,18 +236,12 @@ class Simulation:
 
     def run(self, limit: float = 1000.0) -> None:
         """Until every joiner has ended; a clock that goes beyond `limit` is a hang."""
-        threads = [threading.Thread(target=each.run, daemon=True) for each in self.joiners]
-        for thread in threads:
-            thread.start()
         while left := [each for each in self.joiners if not each.done]:
             soonest = min(each.wake for each in left)
             self.now = max(self.now, soonest)
             assert self.now < limit, "somebody waits for ever"
             chosen = self.random.choice([each for each in left if each.wake <= self.now])
-            chosen.turn.release()
-            self.idle.acquire()
-        for thread in threads:
-            thread.join(5)
+            chosen.turn.switch()
 
 
 class _Watched(MemoryStore):
