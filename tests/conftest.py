@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -56,6 +57,12 @@ def pytest_configure(config):
 
 CI_RECORD = os.environ.get("M8D_CI_RECORD", "")
 SECOND_LOOK = "M8D_SECOND_LOOK" in os.environ
+
+
+def pytest_collection_finish():
+    # What stays until the end: tests that collect garbage need not go through thousands of tests each time.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):
