@@ -6,10 +6,11 @@ of a life moves as `multiworld._net.stores.moving_store` does.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from greenlet import getcurrent, greenlet
 
 from kits.lifekit import NEVER, Life, Lives
 from kits.meetkit import Joiner, MemoryStore
@@ -67,7 +68,7 @@ class Hosts(Lives):
         self.parts: tuple[int, ...] = (0,) * count
         self.servers: dict[int, Server] = {}
         self.opened: list[int] = []
-        self._threads: dict[int, Resident] = {}
+        self._turns: dict[greenlet, Resident] = {}
 
     def life(self, request: JoinRequest, *, start: float = 0.0, timeout: float = 4.0) -> Resident:
         made = Resident(self, request, start, timeout)
@@ -117,14 +118,14 @@ class Hosts(Lives):
 
     def store_of(self, joiner: Joiner) -> MemoryStore:
         assert isinstance(joiner, Resident)
-        self._threads[threading.get_ident()] = joiner
+        self._turns[getcurrent()] = joiner
         joiner.store = Moving(joiner.before_call, self, joiner)
         return joiner.store
 
     # What a process learns of others:
 
     def _cut_off(self, process: str) -> bool:
-        me = self._threads.get(threading.get_ident())
+        me = self._turns.get(getcurrent())
         return me is not None and not self.reach(me.position, int(process, 16) % self.count)
 
     def probe(self, endpoints: Iterable[Endpoint], within: float) -> dict[Endpoint, bool | None]:
