@@ -177,9 +177,9 @@ class Aio:
     async def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> AioWork:
         """Start a send; await the returned work."""
         turn = await self._turn(message(SEND, dst, tag, tensor)) if self._taken else None
-        gen = self._world._gen  # noqa: SLF001  (its own)
-        post = self._post if _over_lane(gen, tensor) else self._post_by_torch
         try:
+            gen = self._world._gen  # noqa: SLF001  (its own)
+            post = self._post if _over_lane(gen, tensor) else self._post_by_torch
             return AioWork(self, gen, await post(gen, lambda: self._world.isend(tensor, dst, tag)))
         finally:
             if turn is not None:
@@ -188,9 +188,9 @@ class Aio:
     async def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> AioWork:
         """Start a receive; `tensor` holds the message once the returned work was awaited."""
         turn = await self._turn(message(RECEIVE, src, tag, tensor)) if self._taken else None
-        gen = self._world._gen  # noqa: SLF001  (its own)
-        post = self._post if _over_lane(gen, tensor) else self._post_by_torch
         try:
+            gen = self._world._gen  # noqa: SLF001  (its own)
+            post = self._post if _over_lane(gen, tensor) else self._post_by_torch
             return AioWork(self, gen, await post(gen, lambda: self._world.irecv(tensor, src, tag)))
         finally:
             if turn is not None:
@@ -295,14 +295,15 @@ class Aio:
             return sender
 
         turn = self._turns.take(message(RECEIVE, src, 0, device))
-        if not _over_lane(self._world._gen, coming.sizes):  # noqa: SLF001  (its own)
-            return int(await self._in_turn(turn, whole))
+        call = whole
         try:
-            sender = await self._recv_in_turn(turn, coming.sizes, src)
+            if _over_lane(self._world._gen, coming.sizes):  # noqa: SLF001  (its own)
+                sender = await self._recv_in_turn(turn, coming.sizes, src)
+                call = rest
         except BaseException:
             turn.over()
             raise
-        return int(await self._in_turn(turn, rest))  # a task would end with its loop
+        return int(await self._in_turn(turn, call))  # a task would end with its loop
 
     async def broadcast_object_list(
         self, object_list: list[Any], src: int = 0, device: Any = None, *, weights_only: bool = True
