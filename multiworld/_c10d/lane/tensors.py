@@ -21,6 +21,7 @@ __all__ = ["carried", "copied_back", "landing", "memory_view", "nowhere", "senda
 
 _Tensor = torch.Tensor
 _STRIDED = torch.strided
+_PACKED = {torch.quint4x2, torch.quint2x4}
 _wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
 _plain_dispatch = _Tensor.__torch_dispatch__
 
@@ -35,11 +36,19 @@ def carried(tensor: object) -> bool:
 
     All others (on a GPU, fake, sparse, nested, of functorch's transforms, a subclass that sends itself) mean
     what torch's own functions say that they mean; most are refused there.
+
+    Raises:
+        TypeError: several elements of `tensor` share a byte, and torch says that each has one.
     """
     if type(tensor) is not _Tensor and not (
         isinstance(tensor, _Tensor) and type(tensor).__torch_dispatch__ is _plain_dispatch
     ):
         return False
+    if tensor.is_quantized and tensor.dtype in _PACKED:
+        raise TypeError(
+            f"a tensor of {tensor.dtype}. A message has its elements' bytes, and several of these share one. "
+            "Send `tensor.dequantize()`, or quantize to 8 bits."
+        )
     return tensor.is_cpu and tensor.layout is _STRIDED and not _wrapped(tensor) and not tensor.is_nested
 
 
