@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import select
 import socket
 from collections import Counter
@@ -28,6 +29,8 @@ NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 """Flags of every read and write."""
 
 _TURN = 4 << 20  # bytes read of one connection before others have their turn
+_LOCAL = {errno.EFAULT, errno.ENOMEM, errno.ENOBUFS, errno.EMSGSIZE}
+"""Why a write may fail though the other end is there: no end would come from it."""
 _ENDED = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
@@ -38,7 +41,7 @@ class Next(enum.Enum):
     WRITE = "write"
     """And to be read."""
     NOTHING = "nothing"
-    """It has ended."""
+    """It has ended, or the lane has."""
 
 
 class Connections:
@@ -87,6 +90,8 @@ class Connections:
 
     def read(self, rank: int) -> None:
         """Read what has come, and write what that asks for."""
+        if self.lane.error is not None:  # what it was read into may be in other use
+            return
         connection, incoming = self.sockets[rank], self.lane.peers[rank].incoming
         left = _TURN
         try:
@@ -117,7 +122,7 @@ class Connections:
     def write(self, rank: int) -> None:
         """Write what is to be written, as far as it goes."""
         connection, outgoing = self.sockets.get(rank), self.lane.peers[rank].outgoing
-        if connection is None or rank in self._mute:
+        if connection is None or rank in self._mute or self.lane.error is not None:
             return
         try:
             while outgoing.pending:
@@ -128,13 +133,15 @@ class Connections:
                 self.poll.modify(connection, select.POLLIN | select.POLLOUT)
                 for call in self.on_blocked.values():
                     call(rank)
-        except OSError:
+        except OSError as error:
             # The other end is gone. What it had written is still to be read; the end comes after that.
             self._mute.add(rank)
             if rank in self.blocked:
                 self.blocked.discard(rank)
                 self.poll.modify(connection, select.POLLIN)
             self.read(rank)
+            if error.errno in _LOCAL and rank in self.sockets:
+                self._end(rank, error)
         else:
             if rank in self.blocked:
                 self.blocked.discard(rank)
@@ -156,7 +163,7 @@ class Connections:
 
     def next(self, rank: int) -> Next:
         """Return what a connection waits for."""
-        if rank not in self.sockets:
+        if rank not in self.sockets or self.lane.error is not None:
             return Next.NOTHING
         return Next.WRITE if rank in self.blocked else Next.READ
 
