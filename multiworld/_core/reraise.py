@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn, TypeVar
 
-__all__ = ["as_new", "no_tensor", "not_a_tensor", "raise_instead"]
+__all__ = ["as_new", "no_tensor", "not_a_tensor", "raise_instead", "raised_by_the_program"]
 
 E = TypeVar("E", bound=BaseException)
 
@@ -57,6 +58,21 @@ def raise_instead(error: BaseException, instead: BaseException | None) -> NoRetu
         raise instead from error
     finally:
         del error, instead
+
+
+def raised_by_the_program(error: BaseException) -> bool:
+    """Whether an exception that came out of a waiting call was raised by code of the program's own.
+
+    That is a signal's handler: it runs where the call waits. What an operation meets with is raised by this
+    package, by torch or by the standard library; a copy (`as_new`) has no frames.
+    """
+    last = error.__traceback__
+    if last is None:
+        return False
+    while last.tb_next is not None:
+        last = last.tb_next
+    package = str(last.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package not in {"multiworld", "torch"} and package not in sys.stdlib_module_names
 
 
 def not_a_tensor(error: Exception) -> TypeError | None:

@@ -19,6 +19,7 @@ from multiworld._c10d.lane.messages import Messages
 from multiworld._c10d.logged_calls import LoggedCalls
 from multiworld._c10d.nccl.flight_recorder import recorded
 from multiworld._core.lane.greeting import COLLECTIVES, CROWDS
+from multiworld._core.reraise import raised_by_the_program
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
 from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
@@ -363,6 +364,8 @@ class Generation:
         A transport error waits a moment for the watchdog's verdict, so that all members name the same cause.
         """
         if isinstance(exc, MultiworldError) or not isinstance(exc, Exception):
+            return exc
+        if isinstance(exc, OSError) and raised_by_the_program(exc):  # a TimeoutError of its own, as a rule
             return exc
         if self.machine.state is not State.ACTIVE:
             return self.error()

@@ -21,10 +21,11 @@ from multiworld._c10d.lane.reducing import reduce_into
 from multiworld._core.lane.operations import SizesDifferError
 from multiworld._core.lane.schedules import Want
 from multiworld._core.operations.log import ENDED, went_well
-from multiworld._core.reraise import as_new
+from multiworld._core.reraise import as_new, raised_by_the_program
 from multiworld._net.lane import abandoned
 from multiworld._net.lane.background import background
-from multiworld._net.lane.waiting import seconds_until
+from multiworld._net.lane.waiting import LateError, seconds_until
+from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,8 +180,8 @@ class Collective:
             timeout: seconds; 0: until its own timeout is over.
 
         Raises:
-            TimeoutError: it is not over.
-            KeyboardInterrupt: it goes on.
+            LateError: it is not over.
+            Exception: of a signal's handler, KeyboardInterrupt as a rule: it goes on.
         """
         if self.done:
             return
@@ -190,13 +191,15 @@ class Collective:
         if not claim.acquire(blocking=False) and not claim.acquire(timeout=seconds_until(deadline)):
             if self.done:  # just now
                 return
-            raise self._late(timeout or self.timeout)
+            raise LateError(*self._late(timeout or self.timeout).args)
         interrupted = True
         try:
             if not self.done:
                 self._drive(deadline, timeout or self.timeout)
             interrupted = False
         except Exception as error:
+            if isinstance(error, MultiworldError) or raised_by_the_program(error):
+                raise
             self._end(error)
             interrupted = False
         finally:
@@ -223,7 +226,7 @@ class Collective:
                             raise as_new(operation.error)  # noqa: TRY301  (as `receive` raises it)
                 except SizesDifferError as error:
                     raise self._mismatch(error) from None
-                except TimeoutError:
+                except LateError:
                     raise self._late(seconds) from None
                 except BaseException:
                     if view is not None and endpoint.taken == id(view):

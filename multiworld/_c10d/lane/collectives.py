@@ -14,6 +14,7 @@ from multiworld._c10d.lane.collective_work import CollectiveWork
 from multiworld._c10d.lane.group import LIMITS, WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.waiter_pool import pool
 from multiworld._net.lane.background import background
+from multiworld._net.lane.waiting import LateError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -231,7 +232,7 @@ def wait_explained(collective: Collective, messages: Messages, timeout: float) -
     try:
         collective.wait(timeout)
         error = collective.error
-    except TimeoutError as late:
+    except LateError as late:
         error = TimeoutError(*late.args)
     if error is not None:
         messages.raise_explained(error)

@@ -23,6 +23,7 @@ from multiworld._core.reraise import as_new, raise_instead
 from multiworld._net.lane import abandoned
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import background
+from multiworld._net.lane.waiting import LateError
 from multiworld.errors import SizeMismatchError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Messages:
         self._received, self._received_bytes = totals.received, totals.received_bytes
         self._posted = totals.posted
         self.endpoint = endpoint
+        endpoint.left_alone = background.take_on
         self.world = world
         self.timeout = timeout
         self._explain = explain
@@ -104,7 +106,7 @@ class Messages:
         self._logged(entry := [self._group, "send", None, size, dst, tag, now, None])
         try:
             self.endpoint.send(dst, 0, tag, view, now + self.timeout, address, tensor)
-        except TimeoutError:
+        except LateError:
             raise _late_send(dst, self.timeout) from None
         finally:
             entry[ENDED] = time.monotonic()
@@ -134,7 +136,7 @@ class Messages:
             sender = self.endpoint.receive(src, 0, tag, view, now + self.timeout, given)
         except SizesDifferError as error:
             raise _mismatch(self.world, error) from None
-        except TimeoutError:
+        except LateError:
             raise _late_receive(src, self.timeout) from None
         finally:
             entry[ENDED] = time.monotonic()
@@ -238,7 +240,7 @@ class Messages:
             if not operation.done:
                 self.endpoint.wait(operation, time.monotonic() + (timeout or self.timeout))
             error = operation.error
-        except TimeoutError:
+        except LateError:
             error = self._late(operation, timeout or self.timeout)
         except ConnectionAbortedError as forked:
             error = ConnectionAbortedError(*forked.args)  # without its frames, which would hold it

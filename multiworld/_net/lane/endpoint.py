@@ -23,7 +23,7 @@ from multiworld._core.lane.operations import Receive, Send
 from multiworld._core.reraise import as_new
 from multiworld._net.lane import closing, reading_threads, wakes
 from multiworld._net.lane.connections import NOW
-from multiworld._net.lane.waiting import Operation, Waiting
+from multiworld._net.lane.waiting import LateError, Operation, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +49,9 @@ class Endpoint(Waiting):
             holds the lock. What waits for that member goes on waiting until `fail`.
     """
 
+    left_alone: Callable[[Endpoint, Send], None] | None = None
+    """Called with a send under way whose caller was interrupted as it waited: another thread has to go on."""
+
     @property
     def readable(self) -> frozenset[int]:
         """Ranks of the members whose memory this process may read, as they have proved."""
@@ -69,8 +72,9 @@ class Endpoint(Waiting):
         """Send, and wait until `view` may be reused; see `post_send`.
 
         Raises:
-            TimeoutError: at the deadline; `view` must stay as it is, and `keep` is held, until the lane ends.
-            Exception: that the lane ended with.
+            LateError: at the deadline; `view` must stay as it is, and `keep` is held, until the lane ends.
+            MultiworldError: the process has no descriptor left; the message is sent nevertheless.
+            Exception: that the lane ended with, or of a signal's handler: the message is sent nevertheless.
         """
         if peer not in self._same_memory:
             address = 0
@@ -85,7 +89,14 @@ class Endpoint(Waiting):
         if send is False:
             send = self.post_send(peer, channel, tag, view, address, keep)
         if not send.done:
-            self.wait(send, deadline)
+            try:
+                self.wait(send, deadline)
+            except (LateError, ConnectionAbortedError):
+                raise
+            except BaseException:
+                if self.left_alone is not None and not send.done:
+                    self.left_alone(self, send)
+                raise
         if send.error is not None:
             raise as_new(send.error)
 
@@ -102,8 +113,9 @@ class Endpoint(Waiting):
 
         Raises:
             SizesDifferError: the message had another size; it is gone, and nothing is written.
-            TimeoutError: none came until the deadline.
-            Exception: that the lane ended with.
+            LateError: none came until the deadline.
+            MultiworldError: the process has no descriptor left.
+            Exception: that the lane ended with, or of a signal's handler.
         """
         receive: Receive | None = None
         if source is not None and len(view) <= _SHORT:
@@ -239,7 +251,7 @@ class Endpoint(Waiting):
             try:
                 for rank in waiting:
                     self.wait(drains[rank], until)
-            except TimeoutError:
+            except LateError:
                 if until == deadline:
                     return False
                 ask(tuple(rank for rank in waiting if not drains[rank].done))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Short = tuple[int, int, int, memoryview, object | None]
     """A receive: source, channel, tag, memory, and what keeps that alive."""
 
-__all__ = ["Operation", "Waiting", "seconds_until"]
+__all__ = ["LateError", "Operation", "Waiting", "seconds_until"]
 
 Operation = Send | Receive
 
@@ -38,6 +38,10 @@ _log = logger(__name__)
 _Each = TypeVar("_Each")
 
 _LONGEST = 3600.0  # seconds of one `poll`
+
+
+class LateError(TimeoutError):
+    """An operation is not over at its deadline. Other TimeoutErrors are the program's: its signals' handlers'."""
 
 
 class Waiting:
@@ -76,7 +80,8 @@ class Waiting:
             deadline: ``time.monotonic()`` seconds.
 
         Raises:
-            TimeoutError: it is not over at the deadline; it goes on.
+            LateError: it is not over at the deadline; it goes on.
+            MultiworldError: the process has no descriptor left; it goes on.
             ConnectionAbortedError: in a forked child.
         """
         self.require_own()
@@ -97,13 +102,13 @@ class Waiting:
                 elif turn.acquire(timeout=seconds_until(deadline)):
                     turn = None
                 else:
-                    raise TimeoutError
+                    raise LateError
         finally:
             try:
                 with self._lock:
                     if turn is not None:
                         _remove(self._followers, operation, turn)
-                    if self._leader is None or (self._led is operation and self._leader == wakes.mine()):
+                    if self._leader is None or (self._led is operation and self._leader == wakes.known()):
                         self._give_up_lead()
             except BaseException as error:
                 self._leave_in_doubt(error)
@@ -117,14 +122,14 @@ class Waiting:
     def _leave_in_doubt(self, error: BaseException) -> None:
         """The thread was interrupted as it gave up the lead: end the lane, as others would wait for it."""
         with self._lock:
-            if self._leader == wakes.mine():
+            if self._leader is not None and self._leader == wakes.known():
                 self._leader = self._led = None
             self._in_doubt(error)
 
     def _lead(self, operation: Operation, deadline: float) -> None:
         while not operation.done:
             if time.monotonic() >= deadline:
-                raise TimeoutError
+                raise LateError
             read = bool(self._core.reads) and self.read_on()
             if operation.done:
                 return
@@ -308,7 +313,7 @@ class Waiting:
 
     def _wake_leader(self) -> None:
         leader = self._leader
-        if leader is not None and leader != wakes.mine():
+        if leader is not None and leader != wakes.known():
             os.eventfd_write(leader, 1)
 
     def _was_blocked(self, _: int) -> None:

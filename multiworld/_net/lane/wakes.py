@@ -6,17 +6,22 @@ import functools
 import os
 import threading
 
-__all__ = ["mine"]
+from multiworld.errors import MultiworldError
+
+__all__ = ["known", "mine"]
 
 
 class _Wake:
     _close = staticmethod(os.close)  # at the interpreter's end the module may be cleared before the threads
 
+    fd = -1
+
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __del__(self) -> None:
-        self._close(self.fd)
+        if self.fd >= 0:
+            self._close(self.fd)
 
 
 _here = threading.local()
@@ -26,14 +31,27 @@ def mine() -> int:
     """Return the calling thread's descriptor, an eventfd.
 
     Raises:
-        OSError: the process has no descriptor left.
+        MultiworldError: the process has no descriptor left, which is no fault of a connection.
     """
     try:
         wake: _Wake = _here.wake
     except AttributeError:
         _know_forks()
-        wake = _here.wake = _Wake()
+        try:
+            wake = _here.wake = _Wake()
+        except OSError as error:
+            raise MultiworldError(
+                f"a thread that waits for a message needs a descriptor: {error.strerror}",
+                rule="Each thread that waits has one, which ends its waiting",
+                next_step="Close files, or raise the limit (ulimit -n), and call it again",
+            ) from error
     return wake.fd
+
+
+def known() -> int | None:
+    """Return the calling thread's descriptor, if it has one."""
+    wake: _Wake | None = getattr(_here, "wake", None)
+    return None if wake is None else wake.fd
 
 
 def _forked() -> None:

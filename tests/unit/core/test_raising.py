@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from multiworld._core.lane.operations import SizesDifferError
-from multiworld._core.reraise import as_new, not_a_tensor, raise_instead
+from multiworld._core.reraise import as_new, not_a_tensor, raise_instead, raised_by_the_program
 from multiworld.errors import JoinTimeoutError
 
 
@@ -174,3 +174,19 @@ def test_a_copy_is_as_the_error_and_has_no_frames(error):
     assert again.__cause__.__cause__ is None
     if isinstance(error, OSError):
         assert (again.errno, again.strerror) == (error.errno, error.strerror)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_its_own"),
+    [
+        ("__main__", True), ("a.library", True), ("multiworld._net.x", False),
+        ("torch.distributed", False), ("ssl", False),
+    ],
+)  # fmt: skip
+def test_what_a_signals_handler_raises_is_the_programs(name, is_its_own):
+    scope = {"__name__": name}
+    exec("def raises(error): raise error", scope)  # noqa: S102
+    with pytest.raises(TimeoutError) as seen:
+        scope["raises"](TimeoutError())
+    assert raised_by_the_program(seen.value) is is_its_own
+    assert not raised_by_the_program(as_new(seen.value))
