@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import resource
@@ -20,6 +21,8 @@ import torch
 from worldkit import PATIENCE, SOON
 
 import multiworld as mw
+from multiworld._net.stores.server import StoreServer
+from multiworld._net.stores.tcp_client import TcpClient
 
 pytestmark = pytest.mark.everyday
 
@@ -169,6 +172,52 @@ def test_four_hundred_idle_connections_leave_a_process_with_256_descriptors_alon
                 if each is not None:
                     each.close()
         assert settled(pids, before) == before
+
+
+def server(me):
+    """Serves a store where it may have few descriptors."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    port = free_port()
+    store = StoreServer(socket.AF_INET, ("127.0.0.1", port))
+    me.emit("up", port=port)
+    assert me.hear(3600) == "stop"
+    began = time.monotonic()
+    store.close()
+    me.emit("closed", collects=gc.isenabled(), seconds=time.monotonic() - began)
+
+
+def test_a_store_whose_descriptors_strangers_have_taken_closes_them_and_keeps_its_values(cast):
+    serving = cast.start(server)
+    port = serving.expect("up").port
+    client = TcpClient.connect(socket.AF_INET, ("127.0.0.1", port), deadline=time.monotonic() + PATIENCE)
+    held = []
+    try:
+        client.set("a", b"1", deadline=time.monotonic() + PATIENCE)
+        for _ in range(CALLERS):  # within the second between two looks
+            if (sock := call(port, patience=0.5)) is None:
+                break
+            held.append(sock)
+            with contextlib.suppress(OSError):  # closed at once: no descriptor was left
+                drop_by_drop(sock, random.Random(1))  # noqa: S311
+        for sock in held:
+            sock.settimeout(PATIENCE)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+        assert client.get("a", deadline=time.monotonic() + PATIENCE) == b"1"
+        newcomer = TcpClient.connect(
+            socket.AF_INET, ("127.0.0.1", port), deadline=time.monotonic() + PATIENCE
+        )
+        assert newcomer.get("a", deadline=time.monotonic() + PATIENCE) == b"1"
+        newcomer.close()
+    finally:
+        client.close()
+        for sock in held:
+            sock.close()
+    serving.say("stop")
+    closed = serving.expect("closed")
+    assert closed.collects
+    assert closed.seconds < GAP
+    assert serving.finish() == 0
 
 
 def call_is_heard(port):

@@ -18,6 +18,7 @@ import contextlib
 import datetime as dt
 import errno
 import os
+import resource
 import signal
 import socket
 import stat
@@ -34,12 +35,14 @@ from multiworld._net import collector_pause, procfs
 from multiworld._net.collector_pause import pause_collector, resume_collector
 from multiworld._net.descriptor_table import isolate, lowest_number
 from multiworld._net.stores.listening import listening
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["StoreServer", "older_than"]
 
+_log = logger(__name__)
 dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
 
 _LOOK = 1.0  # seconds between two checks of the connections
@@ -96,6 +99,8 @@ class _Serving:
         timeout: torch's, seconds.
         failed: the error with which it ended instead of beginning.
         thread: native id of the thread with the table.
+        missed: the error of its last turn, after which it goes on.
+        over: that thread waits for no more turns.
         parting: that thread hangs up on all clients in its next turn.
         ending: the next turn of that thread is its last.
         turn: released when that thread is to run.
@@ -109,7 +114,8 @@ class _Serving:
         self.family, self.target, self.timeout = family, target, timeout
         self.failed: list[Exception] = []
         self.thread = 0
-        self.parting = self.ending = False
+        self.missed: OSError | None = None
+        self.over = self.parting = self.ending = False
         locks = [_thread.allocate_lock() for _ in range(5)]
         for each in locks:
             each.acquire()
@@ -138,8 +144,12 @@ def _accompany(serving: _Serving) -> None:
     serving.began.release()
     if not failed:
         quick = not _libuv_takes_a_socket()
-        while not serving.closing.acquire(timeout=_SOON if quick else _LOOK):
+        while not serving.over and not serving.closing.acquire(timeout=_SOON if quick else _LOOK):
             _have_a_turn(serving)
+        if serving.over:
+            _log.error("the store at %s:%d has ended: %s", *serving.target, serving.failed)
+            serving.ended.release()
+            return
         if quick:  # its server's destructor, which has the GIL, waits for a thread that half a query blocks
             serving.parting = True
             _have_a_turn(serving)
@@ -157,6 +167,9 @@ def _have_a_turn(serving: _Serving) -> None:
         serving.turned.acquire()
     finally:
         resume_collector()
+    if serving.missed is not None:  # logged here: that thread's descriptors are others
+        _log.debug("connections of the store at %s:%d were not checked: %s", *serving.target, serving.missed)
+        serving.missed = None
 
 
 def _run(serving: _Serving, starter: int) -> None:
@@ -178,6 +191,7 @@ def _run(serving: _Serving, starter: int) -> None:
         serving.failed.append(error)
     finally:
         del server  # its destructor joins its thread
+        serving.over = True
         serving.turned.release()
 
 
@@ -205,24 +219,28 @@ def _serve(family: int, target: tuple[str, int], timeout: float) -> Any:
 def _watch(serving: _Serving) -> None:
     quick = not _libuv_takes_a_socket()
     clients = ClientCheck(answers=not quick, patience=PATIENCE_BLOCKED if quick else PATIENCE)
-    while True:
-        serving.turned.release()
-        serving.turn.acquire()
-        if serving.ending:
-            return
-        if serving.parting:
-            for each in _accepted(serving.target[1], lambda _, __: False):
-                _hang_up(each)
-            continue
-        for each in clients.overdue(_accepted(serving.target[1], clients.is_client), time.monotonic()):
-            _hang_up(each)
+    with contextlib.closing(_Spare()) as spare:
+        while True:
+            serving.turned.release()
+            serving.turn.acquire()
+            if serving.ending:
+                return
+            try:
+                if serving.parting:
+                    overdue: Iterable[AcceptedConnection] = _accepted(serving.target[1], lambda _, __: False)
+                else:
+                    accepted = _accepted(serving.target[1], clients.is_client)
+                    overdue = clients.overdue(accepted, time.monotonic())
+                for each in overdue:
+                    spare.hang_up(each)
+            except OSError as error:
+                serving.missed = error.with_traceback(None)
 
 
 def _accepted(port: int, but: Callable[[int, int], bool]) -> list[AcceptedConnection]:
     """Return what was accepted at `port`, but what `but` leaves out by descriptor and inode."""
     found = []
-    for name in procfs.names("/proc/thread-self/fd"):
-        fd = int(name)
+    for fd in _descriptors():
         with contextlib.suppress(OSError, struct.error):  # closed meanwhile, or no TCP socket
             status = os.fstat(fd)
             if not stat.S_ISSOCK(status.st_mode) or but(fd, status.st_ino):
@@ -242,14 +260,40 @@ def _accepted(port: int, but: Callable[[int, int], bool]) -> list[AcceptedConnec
     return found
 
 
-def _hang_up(accepted: AcceptedConnection) -> None:
-    """Shut the connection down, so that torch's server closes it."""
-    with contextlib.suppress(OSError):
-        copy = os.dup(accepted.fd)
-        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=copy)
-        with sock:
-            if os.fstat(copy).st_ino == accepted.inode:
-                sock.shutdown(socket.SHUT_RDWR)
+def _descriptors() -> Iterable[int]:
+    try:
+        return [int(name) for name in procfs.names("/proc/thread-self/fd")]
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        # Strangers have filled the table, and a listing needs a descriptor: nearly every number is open.
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+class _Spare:
+    """A descriptor for copies of others, reserved while some are free: strangers may fill the table."""
+
+    def __init__(self) -> None:
+        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self._number = os.dup(self._null)
+
+    def close(self) -> None:
+        os.close(self._number)
+        os.close(self._null)
+
+    def hang_up(self, accepted: AcceptedConnection) -> None:
+        """Shut the connection down, so that torch's server closes it."""
+        with contextlib.suppress(OSError):
+            os.dup2(accepted.fd, self._number, inheritable=False)
+            try:
+                sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self._number)
+                try:
+                    if os.fstat(self._number).st_ino == accepted.inode:
+                        sock.shutdown(socket.SHUT_RDWR)
+                finally:
+                    sock.detach()
+            finally:
+                os.dup2(self._null, self._number, inheritable=False)
 
 
 def older_than(*version: int) -> bool:
