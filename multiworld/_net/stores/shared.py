@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import os
 import socket
 import threading
@@ -144,6 +145,7 @@ class Shared:
         store: Any = None,
         credentials: Credentials | None = None,
     ) -> None:
+        _know_forks()
         self.key = key
         self.client = client
         self.server = server
@@ -214,19 +216,20 @@ class Registry:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.pid = os.getpid()
         self.shared: dict[str, Shared] = {}
         self.slots: dict[str, threading.Lock] = {}
 
     def slot(self, key: str) -> threading.Lock:
+        _know_forks()
         with self.lock:
-            if self.pid != os.getpid():
-                # A forked child must neither use its parent's connections nor end its server: kept, never
-                # used.
-                _inherited.append(dict(self.shared))
-                self.pid = os.getpid()
-                self.shared, self.slots = {}, {}
             return self.slots.setdefault(key, threading.Lock())
+
+    def forked(self) -> None:
+        """In a forked child: the stores are the parent's."""
+        self.lock = threading.Lock()  # another thread may have held it
+        # The child must neither use its parent's connections nor end its server: kept, never used.
+        _inherited.append(self.shared)
+        self.shared, self.slots = {}, {}
 
     def hold(self, key: str) -> Shared | None:
         """Hold the address's store, if it is alive."""
@@ -274,6 +277,11 @@ class Registry:
 
 registry = Registry()
 _inherited: list[dict[str, Shared]] = []
+
+
+@functools.cache
+def _know_forks() -> None:
+    os.register_at_fork(after_in_child=registry.forked)
 
 
 def _over_tls(credentials: Credentials, host: str, port: int) -> TcpStore:
