@@ -109,15 +109,20 @@ def _default_group(
     spec: GroupSpec, state: WorldState, world: gloo.GlooWorld, alive: Callable[[], None]
 ) -> ProcessGroup:
     blocking = nccl.is_nccl(spec.backend)
-    if blocking:
-        store = spec.store if spec.fresh_store is None else spec.fresh_store()
-    else:
+    store: Store = spec.store
+    if not blocking:
         store = PollingStore(spec.store, check_cancelled=alive, timeout=spec.timeout)
     world.kept += [spec.store] if blocking else [store, spec.store]  # sub-groups meet there too
     traffic = _traffic(spec, state) if blocking else None
 
     def make() -> ProcessGroup:
+        nonlocal store
         if traffic is not None:
+            if spec.fresh_store is not None:
+                # torch waits without a limit for a server that stands still.
+                store = spec.fresh_store()
+            with traffic.call():  # raises where this was given up meanwhile
+                pass
             nccl.wake()
         made = c10d._new_process_group_helper(
             spec.size,
