@@ -38,6 +38,9 @@ _OF_AN_ANSWER = 3.0
 """The same, as a multiple of the time that the last answer took."""
 _AGAIN = 0.02
 _UNAUTHENTICATED = 16  # google.golang.org/grpc/codes
+_INVALID = 3
+_OLD = "revision of auth store is old"
+"""The error, an invalid argument, for a token (JWT) that was drawn before a change of any user or role."""
 _PASSING = (14, 4, 10, 8, 1)
 """Codes after which another member, or a later moment, helps: Unavailable, DeadlineExceeded, Aborted,
 ResourceExhausted, Canceled."""
@@ -128,13 +131,14 @@ class EtcdClient:
                 self._patience = min(max(_SHORTEST, enough), _LONGEST)
                 return said
             last = f"{self.address.endpoints[at]}: {str(said.get('error', said))[:200]}"
-            if code == _UNAUTHENTICATED and token:  # which has expired
+            old = code == _INVALID and _OLD in last
+            if (old or code == _UNAUTHENTICATED) and token:  # which has expired
                 with self._lock:
                     if self._token == token:  # else another thread has drawn a new one
                         self._token = ""
                 continue
             if code not in (-1, *_PASSING):
-                kind = PermissionError if code in (_UNAUTHENTICATED, 7, 3) else ConnectionError
+                kind = PermissionError if code in (_UNAUTHENTICATED, 7, _INVALID) else ConnectionError
                 raise kind(f"the etcd cluster {self.address} refuses: {last}")
             with self._lock:
                 if self._member == at:

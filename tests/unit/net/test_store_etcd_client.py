@@ -76,6 +76,41 @@ def test_a_call_that_is_given_up_ends(cluster):
     assert len(etcd.asked) == 2
 
 
+class Tokens(etcd_client.EtcdClient):
+    """A member whose users change, at which a token is no longer good then: `refusal` is what it says."""
+
+    def __init__(self, refusal):
+        super().__init__(EtcdAddress.parse("etcd://u:p@h1:1/p", world="w"))
+        self.refusal, self.drawn, self.asked = refusal, 0, 0
+
+    def _post(self, at, path, body, headers, seconds):
+        if path == "/auth/authenticate":
+            self.drawn += 1
+            return 0, {"token": str(self.drawn)}
+        self.asked += 1
+        return (0, {}) if int(headers["Authorization"]) > 1 else self.refusal
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (16, {"error": "etcdserver: invalid auth token", "code": 16}),
+        (3, {"error": "etcdserver: revision of auth store is old", "code": 3}),
+    ],
+)
+def test_a_token_that_is_no_longer_good_is_drawn_anew(refusal):
+    etcd = Tokens(refusal)
+    etcd.call("/kv/range", {}, deadline=time.monotonic() + 30.0)
+    assert (etcd.drawn, etcd.asked) == (2, 2)
+
+
+def test_an_invalid_call_is_refused_at_once():
+    etcd = Tokens((3, {"error": "etcdserver: key is not provided", "code": 3}))
+    with pytest.raises(PermissionError, match="key is not provided"):
+        etcd.call("/kv/range", {}, deadline=time.monotonic() + 30.0)
+    assert (etcd.drawn, etcd.asked) == (1, 1)
+
+
 def test_a_call_that_waits_for_another_ones_lease_ends_when_it_is_given_up():
     etcd_store = pytest.importorskip("multiworld._net.stores.etcd_store", exc_type=ImportError)
     lease = etcd_store.Lease(None)
