@@ -244,16 +244,17 @@ class _Attempt:
 
     def make(self, deadline: float) -> Shared | None:
         """Serve or connect, once."""
-        now = time.monotonic()
         refused = self._bind_error(deadline) if self.serve else None
         if isinstance(refused, Shared):
             return refused
-        for family, target in self.targets:
+        now = time.monotonic()  # serving may take seconds
+        end = min(deadline, now + ATTEMPT)
+        for place, (family, target) in enumerate(self.targets):
+            began = time.monotonic()
+            until = began + (end - began) / (len(self.targets) - place)  # the first ones may be silent
             try:
-                client = TcpClient.connect_as(
-                    self.credentials, family, target, deadline=min(deadline, now + ATTEMPT)
-                )
-            except NotAStoreError as error:  # noqa: PERF203  (one or two addresses)
+                client = TcpClient.connect_as(self.credentials, family, target, deadline=until)
+            except NotAStoreError as error:
                 timed_out = isinstance(error.__cause__, TimeoutError)
                 # An attempt that the deadline cuts short says less than the one before it.
                 if not (timed_out and self.next_step and deadline < now + ATTEMPT):
