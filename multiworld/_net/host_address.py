@@ -109,7 +109,7 @@ def resolved(host: str) -> list[str]:
     """Return the numeric addresses of a host, IPv4 first; none if it does not resolve."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):  # it may be no name at all, as "node..example"
         return []
     return [str(to[0]) for *_, to in sorted(found, key=lambda each: each[0] != socket.AF_INET)]
 

@@ -33,6 +33,8 @@ def resolved_targets(
             answers.put(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
         except OSError as error:
             answers.put(error)
+        except UnicodeError:  # an empty label, or one that is longer than 63 bytes
+            answers.put(socket.gaierror(socket.EAI_NONAME, "no host can have that name"))
 
     threading.Thread(target=ask, name="m8d-resolve", daemon=True).start()
     try:
