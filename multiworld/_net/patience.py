@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
+from multiworld.errors import JoinAbandonedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NoAnswerError", "in_time"]
+__all__ = ["NoAnswerError", "NoThreadError", "in_time"]
 
 T = TypeVar("T")
 
@@ -28,6 +30,28 @@ class NoAnswerError(Exception):
         super().__init__(f"no answer for {seconds:.1f} s")
 
 
+class NoThreadError(NoAnswerError):
+    """The function was not called: the host has no thread left, or the interpreter is ending.
+
+    Args:
+        why: Python's words.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(0.0)
+        self.args = (f"no answer, as it was not asked: {why}",)
+        self._why = why
+
+    def abandoned(self, world: str) -> JoinAbandonedError:
+        """Return the error of a join that cannot ask its store."""
+        return JoinAbandonedError(
+            world,
+            f"The store of world {world!r} was not asked: {self._why}",
+            rule="A join runs in threads",
+            next_step="See how many this process may have (ulimit -u), then join again",
+        )
+
+
 def in_time(
     function: Callable[[], T],
     *,
@@ -42,7 +66,8 @@ def in_time(
 
     Args:
         function: called in a daemon thread.
-        deadline: by `clock`; when it has passed, `NoAnswerError` is raised.
+        deadline: by `clock`; when it has passed, `NoAnswerError` is raised. Without a thread it is a
+            `NoThreadError`.
         clock: monotonic seconds.
         hurry: asked every 0.1 s; when it says so, `function` has only `parting` seconds more.
         give_up: called before this raises while `function` still runs, to let it know.
@@ -86,7 +111,7 @@ def in_time(
             _wait(done, last_words)
         raise
     if refused is not None:
-        raise NoAnswerError(0.0) from refused
+        raise NoThreadError(str(refused)) from refused
     if not done.is_set():
         give_up()
         raise NoAnswerError(clock() - began)

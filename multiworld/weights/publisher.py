@@ -20,7 +20,6 @@ from multiworld.errors import (
     JoinError,
     JoinTimeoutError,
     MultiworldError,
-    StoreUnreachableError,
 )
 from multiworld.events import State
 from multiworld.logs.source import logger
@@ -234,7 +233,7 @@ class Publisher:
             try:
                 seats = self._engines_list.take()
             except Exception as error:  # noqa: BLE001  (else no engine would be served any more)
-                known = isinstance(error, StoreUnreachableError)
+                known = isinstance(error, JoinError)
                 _log.warning("publisher %r: %s", self.name, error, exc_info=not known)
                 if self._closed.wait(AGAIN):
                     break

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from multiworld._net.patience import NoAnswerError, in_time
+from multiworld._net.patience import NoAnswerError, NoThreadError, in_time
 from multiworld.errors import JoinAbandonedError, StoreUnreachableError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def open_in_time(
 
     Raises:
         JoinError: of `open_store`'s kinds.
-        JoinAbandonedError: cancelled.
+        JoinAbandonedError: cancelled, or the host has no thread left.
     """
     from multiworld._net.stores.store import open_store  # noqa: PLC0415  (loads torch)
 
@@ -114,6 +114,8 @@ def _bounded(
             parting=_PARTING,
             last_words=0.0,
         )
+    except NoThreadError as error:
+        raise error.abandoned(world) from error
     except NoAnswerError as error:
         if cancelled():
             raise JoinAbandonedError(world, f"The join of world {world!r} was given up") from error

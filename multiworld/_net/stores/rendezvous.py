@@ -25,7 +25,7 @@ from multiworld._core.membership.ledger import Claim
 from multiworld._core.membership.letters import ClaimLetter, ReadyLetter
 from multiworld._core.membership.reachability import apart
 from multiworld._core.membership.request import JoinRequest, validate
-from multiworld._net.patience import NoAnswerError, in_time
+from multiworld._net.patience import NoAnswerError, NoThreadError, in_time
 from multiworld._net.stores.probe import answers
 from multiworld._net.stores.record import StoreLike, WorldRecord
 from multiworld.errors import (
@@ -708,6 +708,8 @@ class Rendezvous:
                 parting=_SLACK,
                 last_words=_LAST_WORDS,
             )
+        except NoThreadError as error:
+            raise error.abandoned(self.request.world) from error
         except NoAnswerError as error:
             raise StoreUnreachableError(
                 self.request.world,

@@ -654,11 +654,13 @@ def test_no_thread_can_be_started(monkeypatch):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(NoAnswerError, match="not asked: can't create new thread"):
         in_time(
             lambda: 1, deadline=1.0, clock=lambda: 0.0, hurry=lambda: False, give_up=lambda: None, parting=0.1,
             last_words=0.1,
         )  # fmt: skip
+    with pytest.raises(JoinAbandonedError, match=r"not asked: can't create new thread.*\(ulimit -u\)"):
+        way(MemoryStore(), ask(0), timeout=PATIENCE).agree()
 
 
 def test_a_process_that_stood_still_at_the_deadline_still_hears_the_answer():
