@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from multiworld import settings
-from multiworld.cli.console import complain
 from multiworld.errors import MultiworldError
 from multiworld.run.clusters.filling import PREFIXES, fill
 from multiworld.run.configuration import check_preload, configure
@@ -144,7 +143,11 @@ def launch(options: Options, stream: TextIO) -> int:
     places, planned = (None, None) if plan is None else (plan.places(), plan.ranks())
     state, bus = RunState(places=places, planned=planned), EventBus(signals=(SignalException,))
     bus.subscribe(state.apply)
-    with ExitStack() as faces:
+    # JSON is for programs, and complete; text is for people, and short.
+    as_json = options.log_format == "json"
+    event_log = EventLog(stream, "json" if as_json else "text", verbose=as_json or options.verbose)
+    with closing(event_log), ExitStack() as faces:
+        faces.enter_context(event_log.with_handlers())
         screen = open_screen(state) if options.ui else None
         if screen is not None and options.torch.tee == "0" and options.torch.redirects == "0":
             options.torch.tee = "3"  # workers' output is shown above the view
@@ -161,20 +164,14 @@ def launch(options: Options, stream: TextIO) -> int:
             _planned(options, config, plan)
             check_stores(plan)
         if screen is None:
-            # JSON is for programs, and complete; text is for people, and short.
-            as_json = options.log_format == "json"
-            event_log = EventLog(stream, "json" if as_json else "text", verbose=as_json or options.verbose)
             bus.subscribe(event_log)
-            faces.callback(event_log.close)
         else:
             screen.start()
             faces.callback(screen.stop)
         faces.callback(take_notes(bus))
         if options.ui and screen is None:
             bus.publish(Note(time.time(), logging.WARNING, NO_TERMINAL))
-        grace = getattr(config, "shutdown_timeout", None)
-        if options.grace is not None:
-            grace = options.grace
+        grace = getattr(config, "shutdown_timeout", None) if options.grace is None else options.grace
         run = _Run(
             options, config, entrypoint, arguments, plan, bus, float(30 if grace is None else grace), source,
             screen,
@@ -199,8 +196,9 @@ def launch(options: Options, stream: TextIO) -> int:
             raise
         with suppress(SignalException):  # the run has ended: a signal now changes nothing
             bus.publish(RunEnded(time.time(), end.code, end.reason))
-    if end.report:
-        complain(end.report)
+        faces.close()  # the live view has ended before its terminal gets the report
+        if end.report:
+            event_log.say(end.report)
     return end.code
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -467,3 +469,40 @@ def test_a_launcher_that_waits_for_other_nodes_can_be_ended(tmp_path, name, code
         assert run.ended() == code
         assert run.leftovers() == []
         assert run.told() == []
+
+
+def test_a_log_that_is_not_read_keeps_no_signal_from_the_workers(tmp_path):
+    """torch's agent logs that a signal came before it ends the workers, and a failed run has a report."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "def ended(*_):\n    print('got it', flush=True)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, ended)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    command = [sys.executable, "-m", "multiworld.run", "--standalone", str(script)]
+    with os.fdopen(reader, "rb") as unread:
+        with os.fdopen(writer, "wb") as err:
+            process = subprocess.Popen(
+                command,
+                cwd=runkit.ROOT,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                start_new_session=True,
+            )
+        with process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "up\n"
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 128 + signal.SIGTERM
+                assert process.stdout.readline() == "got it\n"
+            finally:
+                process.kill()  # then its orphan reaper ends the worker
+        assert unread.read(1) == b"x"

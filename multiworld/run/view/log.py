@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -33,11 +34,12 @@ from multiworld.run.events import (
     WorkerStopped,
     WorldChanged,
 )
+from multiworld.run.view.handler_streams import WriterStream, handlers_to
 from multiworld.run.view.log_filter import LogFilter
 from multiworld.run.view.messages import ending, level_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Literal, TextIO
 
     from multiworld.run.events import RunEvent
@@ -88,6 +90,7 @@ class EventLog:
         self._filter = LogFilter()
         self._form = as_json if form == "json" else as_text
         self._known: dict[int, dict[str, Any]] = {}
+        self._stream = stream
         self._writer = LineWriter(stream, functools.partial(_lost, self._form), name="m8d-run-log")
         # The finalizer runs at the interpreter's exit too, so that no line is lost without `close`.
         self._finish = weakref.finalize(self, LineWriter.close, self._writer, _CLOSE_TIMEOUT)
@@ -102,6 +105,25 @@ class EventLog:
             fields |= self._filter.summary(event.at)
         if picked or self._verbose:
             self._writer.put(self._form(fields) + "\n")
+
+    def say(self, text: str) -> None:
+        """Write lines that are no event's."""
+        with contextlib.suppress(RuntimeError):  # no thread is left for them
+            self._writer.put(text + "\n")
+
+    @contextlib.contextmanager
+    def with_handlers(self) -> Iterator[None]:
+        """Lead logging's handlers that write to the same descriptor here: they hold up no caller either.
+
+        torch's agent logs in the launcher's main thread, before it ends the workers for instance.
+        """
+        try:
+            fd = self._stream.fileno()
+        except (AttributeError, OSError, ValueError):  # standard error is closed, or it is no file
+            yield
+            return
+        with handlers_to(fd, WriterStream(self._writer, self._stream)):
+            yield
 
     def close(self) -> None:
         """Write the waiting lines, for at most 5 seconds; later events are left out. Harmless twice."""

@@ -14,13 +14,14 @@ import os
 import re
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multiworld.run.errors import RunError
+from multiworld.run.view.handler_streams import handlers_to
 from multiworld.run.view.layout import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import IO
 
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -186,7 +187,7 @@ class Screen:
             if os.isatty(fd):
                 stream = _Stream(self._above, fd, self._real(fd))
                 self._redirected.enter_context(redirect(stream))
-                self._redirected.enter_context(_handlers_to(fd, stream))
+                self._redirected.enter_context(handlers_to(fd, stream))
 
     def _real(self, fd: int) -> IO[str]:
         return _rich_console()(stderr=fd == 2).file
@@ -255,10 +256,12 @@ class _Stream(io.TextIOBase):
     def write(self, text: str, /) -> int:
         if not self._above.put(text):
             self._real.write(text)
+            self._real.flush()
         return len(text)
 
     def flush(self) -> None:
-        self._real.flush()
+        # The view's thread writes: where the terminal is paused, only that one waits.
+        pass
 
     def fileno(self) -> int:
         return self._fd
@@ -300,31 +303,6 @@ class _Frame:
                 self._segments += [Segment(text, console.get_style(style or "none")) for text, style in line]
                 self._segments.append(Segment.line())
         yield from self._segments
-
-
-@contextlib.contextmanager
-def _handlers_to(fd: int, stream: _Stream) -> Iterator[None]:
-    """Lead logging's handlers that write to `fd` to `stream`: they hold the stream that was there before."""
-    known = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
-    handlers = {each for logger in known if isinstance(logger, logging.Logger) for each in logger.handlers}
-    turned = [
-        (each, each.setStream(stream))
-        for each in handlers
-        if isinstance(each, logging.StreamHandler) and _fileno(each.stream) == fd
-    ]
-    try:
-        yield
-    finally:
-        for each, before in turned:
-            if before is not None:
-                each.setStream(before)
-
-
-def _fileno(stream: Any) -> int | None:
-    try:
-        return int(stream.fileno())
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def _rich_console() -> type[Console]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import re
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -16,7 +19,9 @@ from hypothesis import strategies as st
 from kits.runstatekit import ANYTHING, AT, begun, killed, run_of
 
 from multiworld.logs.lines import as_json, as_text
+from multiworld.logs.writer import LineWriter
 from multiworld.run import events as h
+from multiworld.run.view.handler_streams import WriterStream
 from multiworld.run.view.log import EventLog
 from multiworld.run.view.log_filter import LogFilter
 
@@ -273,6 +278,52 @@ def test_a_reader_that_stands_still_holds_nobody_up_and_what_was_lost_is_said():
         event_log.close()
     assert lost > 0
     assert seen >= 10_000
+
+
+def test_a_reader_that_stands_still_holds_up_no_logger_of_torch():
+    """torch's agent logs in the launcher's main thread before it ends the workers."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    filled = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            filled += os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    with os.fdopen(reader) as lines, os.fdopen(writer, "w") as stream:
+        event_log = EventLog(stream)
+        handler = logging.StreamHandler(stream)
+        logger = logging.getLogger("test_run_journal")
+        logger.addHandler(handler)
+
+        def tells() -> None:
+            with event_log.with_handlers():
+                logger.warning("Received a death signal")
+            event_log.say("rank 0 failed")
+
+        teller = threading.Thread(target=tells, daemon=True)
+        try:
+            teller.start()
+            teller.join(10)
+            waited = teller.is_alive()
+            assert lines.read(filled) == "x" * filled
+            teller.join(30)
+            event_log.close()
+            assert not waited
+            told = [lines.readline() for _ in range(2)]
+        finally:
+            logger.removeHandler(handler)
+        assert told == ["Received a death signal\n", "rank 0 failed\n"]
+        assert handler.stream is stream, "as it was before"
+
+
+def test_a_forked_child_writes_its_handlers_lines_itself():
+    """The thread that writes is the launcher's."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as lines, os.fdopen(writer, "w") as stream:
+        stream_of_log = WriterStream(LineWriter(stream, str, name="m8d-run-log"), stream)
+        stream_of_log._pid = -1  # as in a child
+        stream_of_log.write("a worker's\n")
+        assert lines.readline() == "a worker's\n"
 
 
 @pytest.mark.parametrize("state", ["broken", "failed"])

@@ -1,0 +1,74 @@
+"""Leads what logging's handlers write elsewhere: to the live view, or to a thread that writes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
+    from multiworld.logs.writer import LineWriter
+
+__all__ = ["WriterStream", "handlers_to"]
+
+
+class WriterStream(io.TextIOBase):
+    """A stream whose text a `LineWriter` writes: no caller waits until it is written.
+
+    Args:
+        writer: of `stream`.
+        stream: to which a forked child writes itself: the writer's thread is the parent's.
+    """
+
+    def __init__(self, writer: LineWriter, stream: TextIO) -> None:
+        super().__init__()
+        self._writer, self._stream = writer, stream
+        self._pid = os.getpid()
+
+    def write(self, text: str, /) -> int:
+        """Have `text` written."""
+        if os.getpid() != self._pid:
+            self._stream.write(text)
+            self._stream.flush()
+        else:
+            with contextlib.suppress(RuntimeError):  # no thread is left: the next text is written with it
+                self._writer.put(text)
+        return len(text)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is written to."""
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        """Whether it can be written to."""
+        return True
+
+
+@contextlib.contextmanager
+def handlers_to(fd: int, stream: Any) -> Iterator[None]:
+    """Lead logging's handlers that write to `fd` to `stream`: they hold the stream that was there before."""
+    known = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
+    handlers = {each for logger in known if isinstance(logger, logging.Logger) for each in logger.handlers}
+    turned = [
+        (each, each.setStream(stream))
+        for each in handlers
+        if isinstance(each, logging.StreamHandler) and _fileno(each.stream) == fd
+    ]
+    try:
+        yield
+    finally:
+        for each, before in turned:
+            if before is not None:
+                each.setStream(before)
+
+
+def _fileno(stream: Any) -> int | None:
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
