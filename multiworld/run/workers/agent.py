@@ -460,10 +460,8 @@ class WorkerAgent(LocalElasticAgent):
     def _at_interval(self) -> RunResult | None:
         context, role = self._context, self._worker_group.spec.role
         context.nodes.watch()
-        if context.reaper.check():
-            self._note(
-                logging.WARNING, "the program that ends orphaned workers had died and was started again"
-            )
+        if said := context.reaper.check():
+            self._note(logging.WARNING, said)
         if context.forks is not None:
             context.forks.check()
         put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)

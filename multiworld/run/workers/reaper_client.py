@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from multiworld.logs.source import logger
 from multiworld.run.workers.orphan_reaper import start_time
+from multiworld.settings import environment_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,9 @@ class ReaperClient:
         self._workers: dict[int, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = float("-inf")
+        self._exitcode = 0  # of the last one that has ended
+        self._lasted = False  # a second, as far as was seen
+        self._told = False  # that it ends sooner
         self._start()
 
     @property
@@ -81,7 +85,8 @@ class ReaperClient:
                 str(self._patience),
             ],
             cwd=_PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True, bufsize=0, env={},
+            # The one variable that the interpreter itself may need.
+            start_new_session=True, bufsize=0, env=environment_with("LD_LIBRARY_PATH"),
         )  # fmt: skip
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
@@ -174,18 +179,36 @@ class ReaperClient:
         self._renewed += 1
         self._say(f"renewed {self._renewed}")
 
-    def check(self) -> bool:
-        """Start the orphan reaper again if it died, at most once a second; return whether that was done."""
-        if self._process is not None and self._process.poll() is not None:
+    def check(self) -> str:
+        """Start the orphan reaper again if it died, at most once a second.
+
+        Returns:
+            What people have to know of it; "": nothing new.
+        """
+        process, now = self._process, self._clock()
+        if process is not None and process.poll() is not None:
+            self._exitcode = int(process.returncode)
             self._drop()
-        if self._process is not None or self._clock() < self._started_at + _AGAIN:
-            return False
+        elif process is not None and now >= self._started_at + _AGAIN:
+            self._lasted, self._told = True, False
+        if self._process is not None or now < self._started_at + _AGAIN:
+            return ""
         try:
             self._start()
         except OSError as error:  # no process or descriptor is left, perhaps for a moment
             _log.warning("the program that ends orphaned workers could not be started again: %s", error)
-            return False
-        return True
+            return ""
+        how = f"(exit code {self._exitcode})"
+        if self._lasted:
+            self._lasted = False
+            return f"the program that ends orphaned workers had died {how} and was started again"
+        if self._told:
+            return ""
+        self._told = True
+        return (
+            f"the program that ends orphaned workers ended soon after its start {how} and is started again: "
+            "as long as it does not stay, workers outlive a launcher that is killed"
+        )
 
     def close(self) -> None:
         """End the orphan reaper. Workers that a signal has cut off from the launcher it ends first."""

@@ -61,6 +61,54 @@ def test_a_guard_that_cannot_be_started_again_is_tried_later(monkeypatch):
         client.close()
 
 
+def program(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_guard_has_what_the_interpreter_needs_to_start_and_no_more(monkeypatch, tmp_path):
+    """Some interpreters find their own shared library by LD_LIBRARY_PATH only."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
+    monkeypatch.setenv("M8D_WEB_TOKEN", "a secret")
+    said = tmp_path / "environment"
+    monkeypatch.setattr(reaper_client.sys, "executable", program(tmp_path / "python", f"env > {said}"))
+    client = ReaperClient(1.0, time.monotonic)
+    try:
+        assert client._process.wait(30) == 0
+    finally:
+        client.close()
+    lines = said.read_text().splitlines()
+    assert "LD_LIBRARY_PATH=/opt/python/lib" in lines
+    assert not [line for line in lines if line.startswith("M8D_")]
+
+
+def test_a_guard_that_ends_at_its_start_is_told_once(monkeypatch, tmp_path):
+    now = [0.0]
+    with monkeypatch.context() as patched:
+        patched.setattr(reaper_client.sys, "executable", program(tmp_path / "python", "exit 127"))
+        client = ReaperClient(1.0, lambda: now[0])
+        told = []
+        for _ in range(5):
+            client._process.wait(30)
+            now[0] += 1.5
+            told.append(client.check())
+        client._process.wait(30)
+    try:
+        assert "exit code 127" in told[0]
+        assert told[1:] == [""] * 4
+        now[0] += 1.5
+        assert client.check() == "", "a good one"
+        now[0] += 1.5
+        assert client.check() == "", "it has lasted"
+        client._process.kill()
+        client._process.wait(30)
+        assert "exit code -9" in client.check()
+        assert client.pid is not None
+    finally:
+        client.close()
+
+
 # a launcher that stands still
 
 PATIENCE = 3.0
