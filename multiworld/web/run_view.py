@@ -132,7 +132,11 @@ class RunViews:
         now: float,
     ) -> dict[str, Any]:
         said = [each for launcher in launchers for each in launcher["worlds"] if each["name"] == name]
-        reports = {each["rank"]: each for one in said for each in one["members"]}
+        reports: dict[int, dict[str, Any]] = {}
+        for each in (each for one in said for each in one["members"]):
+            # A node that has lost the rank says that it is gone, the one that has it now knows better.
+            if each["state"] != "gone" or each["rank"] not in reports:
+                reports[each["rank"]] = each
         state, generation, sizes = _state(said, reports)
         best = newest(told)
         roster = [] if best is None else self.rosters.of(name, best["generation"])

@@ -126,6 +126,7 @@ class RunState:
         }  # fmt: skip
         self._slot: int | None = None
         self._nodes = 0
+        self._former: set[tuple[int, int]] = set()  # rank and pid of workers of a seat that was lost
         self._workers: dict[int, _WorkerState] = {}
         self._worlds: dict[str, dict[int, _WorldReport]] = {}
         self._notes: dict[str, dict[int | None, str]] = {}  # by world and lost seat: why it is not whole
@@ -259,9 +260,12 @@ class RunState:
                     "secure": event.secure,
                 }  # fmt: skip
             case SlotTaken(slot=slot, nodes=nodes):
+                moved = slot is None or (self._nodes > 0 and slot != self._slot)
                 self._slot, self._nodes = slot, nodes
                 self._seated(slot)
-                if slot is None:
+                if moved:
+                    # The agent ends those that live: their ranks are another node's.
+                    self._former = {(rank, each.pid) for rank, each in self._workers.items()}
                     self._forget(rank for rank, each in self._workers.items() if each.state not in _LIVE)
             case WorkerStarted():
                 self._started(event, text)
@@ -348,6 +352,8 @@ class RunState:
         worker.state, worker.since, worker.last = state, at, text
         # A process that ended with 0 is done with its worlds, whether or not it closed them.
         self._leave(rank, "closed" if state == "ended" else "gone")
+        if (rank, pid) in self._former:
+            self._forget((rank,))
 
     def _world(self, event: WorldChanged, text: str) -> None:
         worker = self._workers.get(event.rank)
@@ -357,6 +363,8 @@ class RunState:
             worker.last = text
             if event.state == "active" and worker.state != "retiring":
                 worker.state = "up"
+        elif self._nodes:
+            return  # the same, of a process of a seat that was lost
         world = self._worlds.setdefault(event.world, {})
         before = world.get(event.rank)
         known = before.generation if before is not None else 0

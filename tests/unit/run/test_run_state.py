@@ -136,6 +136,24 @@ def test_a_spare_node_forgets_the_workers_it_had():
     assert (seen["workers"], seen["worlds"], seen["seat"], seen["nodes"]) == ([], [], None, 2)
 
 
+@pytest.mark.parametrize("slot", [None, 1])
+def test_a_node_forgets_the_workers_that_end_after_it_has_lost_their_seat(slot):
+    """The launcher hears of it first, and then its agent ends the workers."""
+    taken = h.SlotTaken(AT + 9, slot, 2)
+    stopped = [h.WorkerStopped(AT + 10, rank, 4000 + rank, -9) for rank in range(3)]
+    late = h.WorldChanged(AT + 11, 2, "w1", "broken", 1, "rank 1 crashed", "crashed")
+    begins = h.WorkerStarted(AT + 11, 3, "worker", 2, 0, 5000, 0)
+    joins = h.WorldChanged(AT + 12, 3, "w2", "active", 2)
+    seen = run_of(*begun(2), taken).snapshot()
+    assert [each["rank"] for each in seen["workers"]] == [0, 1, 2], "they are still there"
+    state = run_of(*begun(2), taken, *stopped, late)
+    seen = state.snapshot()
+    assert (seen["workers"], seen["worlds"], seen["awaited"]) == ([], [], [])
+    for each in (h.SlotTaken(AT + 11, 1, 2), begins, joins, h.WorkerStopped(AT + 13, 3, 5000, -9)):
+        state.apply(each)
+    assert [(each["rank"], each["state"]) for each in state.snapshot()["workers"]] == [(3, "stopped")]
+
+
 def test_a_lost_node_and_the_worlds_that_are_not_whole_without_it():
     lost = h.NodeLost(AT + 10, "beta", 1, "unreachable", ("w0", "elsewhere"))
     state = run_of(*begun(2), h.NodeJoined(AT, "beta", 1), lost)

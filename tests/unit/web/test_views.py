@@ -170,6 +170,15 @@ def members(view, name):
     return [(each["rank"], each["worker"], each["state"]) for each in found["members"]]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_worker_that_is_gone_on_one_node_and_active_on_another_is_active(first):
+    """A node that was cut off has lost the rank, and its process, to another one."""
+    here = snapshot()
+    gone = {**snapshot(h.WorkerFailed(AT + 9, 1, 4001, 0, -9, "killed by SIGKILL")), "node": "beta"}
+    found = RunViews().view(*((here, [gone]) if first else (gone, [here])), {}, {})
+    assert [each["state"] for each in found["worlds"]] == ["active", "active"]
+
+
 def test_a_run_shows_members_by_their_rank_in_the_world():
     found = RunViews().view(snapshot(), (), {0: hub()}, {"w0": WAITS})
     assert members(found, "w0") == [(0, 1, "active"), (1, 0, "active")]
