@@ -553,7 +553,7 @@ class WorkerAgent(LocalElasticAgent):
         self._scaler.forget()
         processes, self._crew.processes = dict(self._crew.processes), {}
 
-        stop = partial(stop_all, processes.values(), number, grace, context.wake)
+        stop = partial(stop_all, processes.values(), number, grace, context.wake, ends=context.signals)
         if leave and self._failed:
             done = stop(meanwhile=partial(context.nodes.close, self._failed))
         elif leave:

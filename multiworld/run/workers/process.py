@@ -16,7 +16,7 @@ from multiworld.run.signals import is_another
 from multiworld.run.workers.contexts import FunctionContext, ProgramContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from multiworld.run.signals import Wake
 
@@ -170,18 +170,20 @@ def stop_all(
     grace: float,
     wake: Wake,
     *,
+    ends: Collection[signal.Signals],
     meanwhile: Callable[[], None] | None = None,
     hurry: Callable[[], bool] | None = None,
 ) -> dict[int, ProcessExit]:
     """End processes: a signal to all, `grace` seconds for all, then SIGKILL for those that are left.
 
-    A second signal to the launcher in the meantime ends the grace period.
+    A second one of the signals that end the run ends the grace period, if the launcher gets it meanwhile.
 
     Args:
         processes: to end; those that have ended are collected as well.
         number: the first signal.
         grace: seconds.
         wake: of the launcher's loop; wakes for signals.
+        ends: signals to the launcher that end the run.
         meanwhile: called once, after the first signal was sent.
         hurry: asked whenever `wake` wakes; True ends the grace period, too.
 
@@ -212,7 +214,7 @@ def stop_all(
         now = time.monotonic()
         hurries = hurry is not None and hurry()
         if killed_at is None and (
-            hurries or now >= deadline or is_another(wake.signalled(), number, now - began)
+            hurries or now >= deadline or _is_second(wake.signalled(), ends, number, now - began)
         ):
             killed_at = now
             for process in left.values():
@@ -225,3 +227,9 @@ def stop_all(
             wake.remove(process.descriptor)
         done[rank] = ProcessExit(None, None)
     return done
+
+
+def _is_second(
+    came: signal.Signals | None, ends: Collection[signal.Signals], first: signal.Signals, seconds: float
+) -> bool:
+    return came in ends and is_another(came, first, seconds)

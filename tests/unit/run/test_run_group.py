@@ -1,4 +1,4 @@
-"""``--restart group``: how the launcher's agent differs from torch's where a run ends."""
+"""The launcher's agents where a run ends: how they differ from torch's, and which signals count."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from multiworld.run import launcher
-from multiworld.run.signals import Arrivals
+from multiworld.run.signals import Arrivals, Wake
 from multiworld.run.workers.group_agent import GroupAgent
+from multiworld.run.workers.process import ProcessExit, stop_all
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("UNHEALTHY", 1), ("FAILED", 1)])
@@ -65,3 +66,42 @@ def test_a_signal_while_workers_are_stopped_for_a_restart_ends_the_run(agent, mo
         agent._stop_workers(None)
     assert caught.value.sigval == signal.SIGTERM
     assert sent == [signal.SIGTERM], "they have their grace period"
+
+
+class Stubborn:
+    """A worker that goes on after SIGTERM; meanwhile the launcher gets a signal."""
+
+    rank = 0
+    descriptor = None
+
+    def __init__(self, number):
+        self.number, self.sent, self.looks = number, [], 0
+
+    def send(self, number):
+        self.sent.append(number)
+
+    def ended(self):
+        self.looks += 1
+        if self.looks == 1:
+            signal.raise_signal(self.number)
+        return self.looks == 4
+
+    def collect(self, *, stopped):
+        assert stopped
+        return ProcessExit(0, None)
+
+
+@pytest.mark.parametrize(
+    ("number", "sent"),
+    [(signal.SIGUSR1, [signal.SIGTERM]), (signal.SIGHUP, [signal.SIGTERM, signal.SIGKILL])],
+)
+def test_only_a_signal_that_ends_the_run_ends_the_grace_period(number, sent):
+    """SIGUSR1, which retires workers, asks gently."""
+    wake = Wake()
+    try:
+        wake.listen((signal.SIGUSR1, signal.SIGHUP))
+        worker = Stubborn(number)
+        stop_all([worker], signal.SIGTERM, 60.0, wake, ends=(signal.SIGTERM, signal.SIGHUP))
+    finally:
+        wake.close()
+    assert worker.sent == sent
