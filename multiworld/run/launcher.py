@@ -127,6 +127,7 @@ def launch(options: Options, stream: TextIO) -> int:
 
     Raises:
         RunError: the worlds file or an argument is wrong; nothing was started.
+        MultiworldError: a variable ``M8D_*`` is wrong; nothing was started.
     """
     if options.drain and options.restart == "group":
         raise ArgumentsError(

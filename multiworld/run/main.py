@@ -1,8 +1,8 @@
 """``m8d-run``: the command. Errors become exit codes here and nowhere else.
 
 Exit codes: 0 when all workers ended with 0; that of the first failed worker (128 + the signal's number, if
-one ended it); 128 + the signal's number when a signal ended the launcher; 2 for wrong arguments or a wrong
-worlds file; else 1.
+one ended it); 128 + the signal's number when a signal ended the launcher; 2 for wrong arguments, a wrong
+variable ``M8D_*`` or a wrong worlds file; else 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from multiworld import __version__
 from multiworld.cli.console import UnreadError, complain, say
-from multiworld.run.errors import WRONG, RunError
+from multiworld.errors import MultiworldError
+from multiworld.run.errors import WRONG
 from multiworld.run.signals import interrupts_at_once
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _run(words: list[str]) -> int:
         return NO_TORCH
     try:
         return launch(parse(words), sys.stderr)
-    except RunError as error:
+    except MultiworldError as error:  # an argument, or a variable M8D_* that is wrong
         complain(f"m8d-run: {error}")
         return WRONG
     except KeyboardInterrupt:

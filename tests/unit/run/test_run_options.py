@@ -22,6 +22,7 @@ import multiworld
 from multiworld.run import options
 from multiworld.run.configuration import configure
 from multiworld.run.errors import ArgumentsError
+from multiworld.run.main import main
 from multiworld.run.options import build_parser, parse
 from multiworld.run.worldsfile.load import load
 from multiworld.run.worldsfile.parse import parse as parse_worlds
@@ -350,6 +351,13 @@ def test_one_given_by_a_variable_is_given(monkeypatch):
     monkeypatch.setenv("PET_NPROC_PER_NODE", "1")
     with pytest.raises(ArgumentsError):
         configure(parse(["s.py"]), plan(6))
+
+
+def test_a_wrong_variable_is_one_line_and_exit_code_2(monkeypatch, capsys):
+    monkeypatch.setenv("M8D_JOIN_TIMEOUT", "abc")
+    assert main(["--standalone", "s.py"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("m8d-run: M8D_JOIN_TIMEOUT='abc'")
 
 
 def test_the_help_says_both(capsys):
