@@ -284,8 +284,10 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     wake = Wake()
     parts.callback(wake.close)
 
-    def command(said: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
-        commands.put(Request(said, answer))
+    def command(
+        said: dict[str, Any], answer: Callable[[dict[str, Any]], None], waits: Callable[[], bool]
+    ) -> None:
+        commands.put(Request(said, answer, waits))
         wake.rouse()
 
     control = ControlServer(

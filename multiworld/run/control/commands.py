@@ -92,7 +92,10 @@ def _ask(run: str, name: str, said: dict[str, Any]) -> int:
         try:
             answer = question(path, {"hello": "command", "command": command}, _ANSWER)
         except LauncherSilentError as error:
-            code, why = SILENT, f"{path}: {error}"
+            code, why = (
+                SILENT,
+                f"{path}: {error}, or waits for other nodes or imports. The request is dropped",
+            )
         else:
             code, why = NONE, f"run {run} has just ended"
     if isinstance(answer, dict) and isinstance(answer.get("done"), list):

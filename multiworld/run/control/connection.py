@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from typing import TYPE_CHECKING
 
 from multiworld._net.launcher_connection import MAX_LINE, Lines
-
-if TYPE_CHECKING:
-    import socket
 
 __all__ = ["MOST_LOOKED", "Client"]
 
@@ -47,6 +44,15 @@ class Client:
         self.attempt = 0
         self.told = ""
         self.retires = False
+
+    def waits(self) -> bool:
+        """Whether its other end is still open. From any thread."""
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:  # it was cut off
+            return False
 
     def __str__(self) -> str:
         return "a client" if self.rank is None else f"worker {self.rank}"

@@ -66,8 +66,9 @@ class ControlServer:
             Quick.
         others: asks the other nodes' launchers for their snapshots, within so many seconds; in a thread
             of its own.
-        command: gets the requests of ``m8d-run scale`` and ``retire``, each with a function for the answer,
-            which any thread may call. Quick. None: this run does not change.
+        command: gets the requests of ``m8d-run scale`` and ``retire``, each with a function for the answer
+            and one that says whether it is waited for, which any thread may call. Quick. None: this run does
+            not change.
 
     Attributes:
         path: as given.
@@ -81,7 +82,7 @@ class ControlServer:
         snapshot: Callable[..., dict[str, Any]],
         *,
         store: Callable[[], str],
-        command: Callable[[dict[str, Any], Answer], None] | None = None,
+        command: Callable[[dict[str, Any], Answer, Callable[[], bool]], None] | None = None,
         others: Callable[[float], list[dict[str, Any]]] = lambda _: [],
     ) -> None:
         self.path = path
@@ -351,7 +352,7 @@ class ControlServer:
             self._answers.put((client, message))
             self._rouse()
 
-        self._command(said, answer)
+        self._command(said, answer, client.waits)
 
     def _look(self, client: Client, worlds: object, members: object) -> None:
         """Ask all workers how their worlds stand, and hand each answer on as it comes."""

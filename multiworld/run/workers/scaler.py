@@ -38,10 +38,12 @@ class Request(NamedTuple):
     Attributes:
         said: see `scaling.Command`.
         answer: gets what is done, or why nothing is.
+        waits: whether the command still waits for the answer.
     """
 
     said: dict[str, Any]
     answer: Callable[[dict[str, Any]], None]
+    waits: Callable[[], bool] = lambda: True
 
 
 @dataclass
@@ -120,11 +122,15 @@ class Scaler:
     def obey(self, request: Request, nodes: int) -> None:
         """Carry out a request, and answer it; whatever is wrong with it, the run goes on.
 
+        One whose command has given up is dropped: people were told that it has failed.
+
         Args:
             request: of another thread.
             nodes: number of nodes that have workers; 0: this one has none, or they have ended.
         """
         crew = self._crew
+        if not request.waits():
+            return
         try:
             change = scaling.changed(
                 scaling.read(request.said),

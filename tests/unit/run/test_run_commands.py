@@ -36,7 +36,7 @@ class Served:
     """A launcher's control server; `heard` has the commands."""
 
     def __init__(self, folder, run_id, command=True, pid=1):
-        self.heard, self.seen = [], []
+        self.heard, self.seen, self.waits = [], [], []
         self.reply = {"done": ["starts a:1"]}
         bus = EventBus()
         bus.subscribe(self.seen.append)
@@ -46,8 +46,10 @@ class Served:
         )  # fmt: skip
         self.server.start()
 
-    def _command(self, said, answer):
+    def _command(self, said, answer, waits):
+        assert waits()
         self.heard.append(said)
+        self.waits.append(waits)
         if self.reply is not None:
             threading.Thread(target=answer, args=(self.reply,)).start()  # as the launcher's loop does
 
@@ -101,6 +103,7 @@ def test_what_stands_against_it(folder, capsys, monkeypatch):
         run.reply = None
         monkeypatch.setattr(commands, "_ANSWER", 0.1)
         assert main(["scale", "job-7", "--workers", "3"]) == SILENT
+        assert not run.waits[-1](), "the command has given up"
 
 
 def test_two_launchers_of_one_run(folder, capsys):

@@ -59,6 +59,14 @@ class Node:
         self.scaler.has_retired(process, how)
 
 
+def test_a_request_whose_command_has_given_up_is_dropped():
+    """The launcher waited for other nodes, and the command has said that there was no answer."""
+    node = Node()
+    answers = []
+    node.scaler.obey(Request({"workers": 3}, answers.append, lambda: False), 1)
+    assert (sorted(node.crew.processes), answers) == ([0, 1], [])
+
+
 def test_more_and_fewer():
     node = Node()
     assert node.says(workers=3) == ["starts trainer:2 (rank 2)"]
