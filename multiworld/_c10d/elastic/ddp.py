@@ -20,7 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
+from torch.distributed.utils import _sync_params_and_buffers, _verify_param_shape_across_processes
 from torch.nn.parallel import distributed
 
 from multiworld._c10d.elastic.group import ElasticGroup
@@ -261,13 +261,19 @@ class _Follower:
                 self._follow(model, generation)
             return type(model).forward(model, *inputs, **kwargs)
         except RuntimeError as error:
-            raise_instead(error, explained(error))
+            raise_instead(error, self._explained(error))
+
+    def _explained(self, error: BaseException) -> BaseException | None:
+        instead = explained(error)
+        if instead is not None and self.state is not None and self.state.traffic is not None:
+            self.state.traffic.still(None)  # what is freed with `error` is not written to any more
+        return instead
 
     def _follow(self, model: Any, generation: ElasticGeneration) -> None:
         if self._bound != generation.number:
             _bind(model, generation.pg)
             self._bound = generation.number
-        _make_alike(model, generation.pg)
+        _make_alike(model, generation)
         self._alike = generation.number
 
 
@@ -292,14 +298,21 @@ def _bind(model: Any, group: Any) -> None:
     backends.clear()
 
 
-def _make_alike(model: Any, group: Any) -> None:
-    """Give all members the parameters and buffers of rank 0, and raise where they do not fit."""
+def _make_alike(model: Any, generation: ElasticGeneration) -> None:
+    """Give all members the parameters and buffers of rank 0, and raise where they do not fit.
+
+    The others receive them beside their own, and take them once all have come: a member has rank 0's or its
+    own, whenever rank 0 is lost. Meanwhile there is a second copy of them in the model's memory.
+    """
     parameters, _ = model._build_params_for_reducer()
-    _verify_param_shape_across_processes(group, parameters)
-    _sync_module_states(
-        module=model.module,
-        process_group=group,
-        broadcast_bucket_size=model.broadcast_bucket_size,
-        src=0,
-        params_and_buffers_to_ignore=model.parameters_to_ignore,
-    )
+    _verify_param_shape_across_processes(generation.pg, parameters)
+    named = [*model.module.named_parameters(), *model.module.named_buffers()]
+    own = [each.detach() for name, each in named if name not in model.parameters_to_ignore]
+    sent = [torch.empty_like(each) for each in own] if generation.rank else own
+    _sync_params_and_buffers(generation.pg, sent, model.broadcast_bucket_size, 0)
+    if generation.c10d.traffic is not None:
+        generation.c10d.traffic.settle()  # NCCL's broadcasts have only been begun
+    if generation.rank:
+        with torch.no_grad():
+            for each, came in zip(own, sent, strict=True):
+                each.copy_(came)

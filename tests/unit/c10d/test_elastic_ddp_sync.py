@@ -1,0 +1,87 @@
+"""What a DDP model of an elastic group has when rank 0 is lost while it sends its parameters; torch's sending is played."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from multiworld._c10d.elastic import ddp  # noqa: E402  (torch may be missing)
+
+
+class Net(torch.nn.Module):
+    """A parameter, a buffer, and one that DDP is to leave alone; all are `value`."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2, 3), value))
+        self.register_buffer("scale", torch.full((2,), value))
+        self.register_buffer("mine", torch.full((2,), value))
+
+    def values(self):
+        return {name: set(each.flatten().tolist()) for name, each in self.state_dict().items()}
+
+
+class Model:
+    """What is asked of a `DistributedDataParallel`."""
+
+    broadcast_bucket_size = 1
+    parameters_to_ignore = frozenset({"mine"})
+
+    def _build_params_for_reducer(self):
+        return list(self.module.parameters()), []
+
+
+@pytest.fixture
+def sending(monkeypatch):
+    """Rank 0 sends ones, and is lost after `whole` tensors, or never."""
+    it = types.SimpleNamespace(whole=None, into=weakref.WeakSet())
+
+    def broadcast(_group, tensors, _size, source):
+        assert source == 0
+        it.into.update(tensors)
+        for number, each in enumerate(tensors):
+            if number == it.whole:
+                raise RuntimeError("connection closed by peer")
+            each.fill_(1.0)
+
+    monkeypatch.setattr(torch.distributed, "_broadcast_coalesced", broadcast)
+    monkeypatch.setattr(ddp, "_verify_param_shape_across_processes", lambda *_: None)
+    return it
+
+
+def follow(net, traffic=None):
+    """Begin a forward pass in a new generation, on rank 1."""
+    model = Model()
+    model.module = net
+    c10d = types.SimpleNamespace(traffic=traffic)
+    generation = types.SimpleNamespace(number=1, rank=1, pg=None, c10d=c10d)
+    ddp._Follower(model, types.SimpleNamespace(generation=lambda: generation))._follow(model, generation)
+
+
+def test_a_member_has_all_of_its_own_parameters_or_all_of_rank_0s(sending):
+    net = Net(0.0)
+    for sending.whole in (0, 1):
+        with pytest.raises(RuntimeError, match="by peer"):
+            follow(net)
+        assert net.values() == {"weight": {0.0}, "scale": {0.0}, "mine": {0.0}}
+    sending.whole = None
+    follow(net)
+    assert net.values() == {"weight": {1.0}, "scale": {1.0}, "mine": {0.0}}
+    gc.collect()
+    assert not sending.into, "the second copy is there while rank 0 sends"
+
+
+def test_on_nccl_a_member_has_its_own_until_the_sending_has_ended(sending):
+    def settle():
+        assert net.values()["weight"] == {0.0}
+        raise RuntimeError("the groups of this world were aborted")
+
+    net = Net(0.0)
+    with pytest.raises(RuntimeError, match="aborted"):
+        follow(net, types.SimpleNamespace(settle=settle))
+    assert net.values() == {"weight": {0.0}, "scale": {0.0}, "mine": {0.0}}
