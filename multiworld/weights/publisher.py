@@ -335,11 +335,12 @@ class Publisher:
         while (head := version.head(self._plan.timeout / wire.BEATS)) is None:
             wire.send(world, {"kind": "idle"})
         wire.send(world, head.told())
-        while (said := wire.receive(world)).get("busy"):
-            continue
-        need = said.get("need")
-        if not isinstance(need, list) or not all(each in range(len(version.rooms)) for each in need):
-            raise ValueError(f"an engine asked for buckets {need!s:.80} of {len(version.rooms)}")
+        with self._shelf.waiting(version):
+            while (said := wire.receive(world)).get("busy"):
+                continue
+        need, there = said.get("need"), len(head.digests)
+        if not isinstance(need, list) or not all(each in range(there) for each in need):
+            raise ValueError(f"an engine asked for buckets {need!s:.80} of {there}")
         for number in need:
             if version.cut.is_set():
                 wire.send_number(world, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
@@ -23,8 +24,10 @@ class Version:
 
     Attributes:
         number: of the version.
-        rooms: its buckets.
+        rooms: its buckets; none any more once the shelf has let go of it.
         cut: set when its transfers are to end, because others were published meanwhile.
+        holds: engines that are about to get it, or get it.
+        waits: engines that were told of it, and have not answered.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Version:
         self.number = number
         self.rooms = rooms
         self.cut = threading.Event()
+        self.holds = self.waits = 0
         self._head = Head(session, number, bucket, tuple(entries), ())
         self._summing = threading.Lock()
         self._summed: Future[tuple[str, ...]] | None = None
@@ -66,8 +70,8 @@ class Shelf:
     """See the module.
 
     Args:
-        most: versions in memory, at most; those that are cut count until their threads notice, and the one
-            that is copied comes on top until it is `put`.
+        most: versions in memory, at most; one that is cut counts until the message that is being sent of it
+            has gone, and the one that is copied comes on top until it is `put`.
         stopped: whether the publisher is closed; `changed` is notified when that changes.
 
     Attributes:
@@ -80,7 +84,7 @@ class Shelf:
         self.changed = threading.Condition()
         self._most = most
         self._stopped = stopped
-        self._sending: dict[int, tuple[Version, int]] = {}
+        self._sending: dict[int, Version] = {}
         self._spare: list[list[Tensor]] = []
 
     def rooms(self) -> Iterator[Tensor]:
@@ -96,9 +100,11 @@ class Shelf:
             before, self.newest = self.newest, version
             if before is not None and before.number not in self._sending:
                 self._release(before)
-            sending = {number: engines for number, (_, engines) in self._sending.items()}
+            sending = {number: each.holds + each.waits for number, each in self._sending.items()}
             for number in superseded(version.number, sending, self._most):
-                self._sending[number][0].cut.set()
+                cut = self._sending[number]
+                cut.cut.set()
+                self._free(cut)
             self.changed.notify_all()
 
     def take(self, after: int, timeout: float, lost: Callable[[], bool]) -> Version | None:
@@ -117,18 +123,31 @@ class Shelf:
             newest = self.newest
             if over() or newest is None or newest.number <= after:
                 return None
-            _, engines = self._sending.get(newest.number, (newest, 0))
-            self._sending[newest.number] = (newest, engines + 1)
+            self._sending[newest.number] = newest
+            newest.holds += 1
             return newest
+
+    @contextlib.contextmanager
+    def waiting(self, version: Version) -> Iterator[None]:
+        """Wait for an engine's answer about a version that is held: in the block it is kept until it is cut.
+
+        An engine may load for longer than it takes to publish many versions. If the version is cut when the
+        block ends, its buckets may be gone.
+        """
+        with self.changed:
+            version.holds, version.waits = version.holds - 1, version.waits + 1
+            self._free(version)
+        try:
+            yield
+        finally:
+            with self.changed:
+                version.holds, version.waits = version.holds + 1, version.waits - 1
 
     def done(self, version: Version) -> None:
         """End the hold on a version: it was sent, or cannot be."""
         with self.changed:
-            _, engines = self._sending.pop(version.number)
-            if engines > 1:
-                self._sending[version.number] = (version, engines - 1)
-            elif version is not self.newest:
-                self._release(version)
+            version.holds -= 1
+            self._free(version)
 
     def clear(self) -> None:
         """Keep nothing any more: the publisher is closed. What is being sent is freed when that ends."""
@@ -136,6 +155,15 @@ class Shelf:
             self.newest = None
             self._spare.clear()
 
+    def _free(self, version: Version) -> None:
+        """Let go of a version that no engine gets any more."""
+        wanted = version.holds or (version.waits and not version.cut.is_set())
+        if wanted or self._sending.pop(version.number, None) is None:
+            return
+        if version is not self.newest:
+            self._release(version)
+
     def _release(self, version: Version) -> None:
+        rooms, version.rooms = version.rooms, []
         if not self._stopped() and len(self._spare) + len(self._sending) + 1 < self._most:
-            self._spare.append(version.rooms)
+            self._spare.append(rooms)

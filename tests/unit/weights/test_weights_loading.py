@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -153,6 +154,7 @@ def test_a_trainer_waits_for_an_engine_that_is_busy(monkeypatch):
     answers = iter([{"busy": True}, {"busy": True}, {"need": []}, {"got": 3}])
     monkeypatch.setattr(publisher.wire, "send", lambda *_: None)
     monkeypatch.setattr(publisher.wire, "receive", lambda _world: next(answers))
-    version = SimpleNamespace(head=lambda _within: head(3), rooms=[], number=3)
-    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=1.0))
+    version = SimpleNamespace(head=lambda _within: head(3), number=3)
+    shelf = SimpleNamespace(waiting=lambda _version: contextlib.nullcontext())
+    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=1.0), _shelf=shelf)
     assert publisher.Publisher._send(mine, object(), version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from types import SimpleNamespace
@@ -109,6 +110,57 @@ def test_a_publisher_that_is_closed_keeps_what_is_being_sent_alone():
     assert not alive
 
 
+def test_engines_that_load_for_long_hold_no_more_versions_than_are_kept(monkeypatch):
+    """Each was told of another version, and is busy; later it asks for that one, or has it already."""
+    most, needs = 3, [[0], [0], [0], [], [0]]
+    kept, alive, sent = shelf.Shelf(most, lambda: False), weakref.WeakSet(), []
+    monkeypatch.setattr(shelf, "summed", lambda _room: "digest")
+    monkeypatch.setattr(publisher.wire, "send", lambda _world, _what: None)
+    monkeypatch.setattr(publisher.wire, "send_number", lambda world, number: sent.append((world.at, number)))
+    monkeypatch.setattr(publisher.wire, "receive", lambda world: next(world.answers))
+    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=30.0), _shelf=kept)
+
+    def answers(world, need):
+        world.told.set()
+        yield {"busy": True}
+        assert world.loaded.wait(30)
+        yield {"busy": True}
+        yield {"need": need}
+        yield {"got": world.at}
+
+    def serve(world):
+        held = kept.take(world.at - 1, 30.0, lambda: False)
+        try:
+            world.whole = publisher.Publisher._send(mine, world, held)
+        finally:
+            kept.done(held)
+
+    worlds, threads = [], []
+    try:
+        for number, need in enumerate(needs):
+            rooms = list(kept.rooms()) or [Bytes()]
+            alive.update(rooms)
+            kept.put(shelf.Version("session", number, 100, [], rooms))
+            del rooms
+            gc.collect()
+            assert len(alive) <= most
+            world = SimpleNamespace(at=number, told=threading.Event(), loaded=threading.Event(), whole=None)
+            world.answers, world.send = answers(world, need), lambda _room, _rank: None
+            worlds.append(world)
+            threads.append(threading.Thread(target=serve, args=(world,)))
+            threads[-1].start()
+            assert world.told.wait(30)
+    finally:
+        for world in worlds:
+            world.loaded.set()
+        for thread in threads:
+            thread.join(30)
+    # The two oldest are sent whole, and the newest; of those in between one is gone, and the other was not needed.
+    assert [world.whole for world in worlds] == [True, True, False, True, True]
+    assert sorted(sent) == [(0, 0), (1, 0), (2, -1), (4, 0)]
+    assert len(alive) <= most
+
+
 class Bytes:
     """Stands in for a bucket."""
 
@@ -184,7 +236,7 @@ def test_an_engine_hears_that_its_trainer_works_while_the_digests_are_computed(s
     answers = iter([{"need": []}, {"got": 3}])
     monkeypatch.setattr(publisher.wire, "send", send)
     monkeypatch.setattr(publisher.wire, "receive", lambda _world: next(answers))
-    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=4 * 0.01))
+    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=4 * 0.01), _shelf=shelf.Shelf(3, lambda: False))
     assert publisher.Publisher._send(mine, object(), version())
     assert sent[:3] == ["idle"] * 3
     assert sent[-1] == "version"
