@@ -120,7 +120,7 @@ class Publisher:
 
     @property
     def version(self) -> int | None:
-        """That was published last; None before the first."""
+        """That was published last; None before the first. Only rank 0 knows whether rank 0 failed."""
         return None if self._last < 0 else self._last
 
     @property
@@ -136,7 +136,8 @@ class Publisher:
         weights into the host's memory; no engine is waited for.
 
         Args:
-            version: an integer, larger than the last one, and 0 or more; the same on all ranks.
+            version: an integer, larger than the last one, and 0 or more; the same on all ranks. After a
+                publish that failed, on rank 0 alone too, all ranks may call this with that version again.
 
         Raises:
             ValueError: it is not.
@@ -148,15 +149,22 @@ class Publisher:
         version = operator.index(version)  # also numpy's, of which an engine could be told nothing
         if self._closed.is_set():
             raise ValueError(f"publisher {self.name!r} is closed. Make another one.")
-        if version <= self._last:
-            raise ValueError(f"version {version} after {self._last}. Versions rise, from 0 on.")
+        # Rank 0 alone knows whether it failed the last time, so the others take part again, and it does, too.
+        again = version == self._last
+        if version < max(0, self._last):
+            raise self._not_risen(version)
         with torch.no_grad():
-            if self._rank:
+            if self._rank or again:
                 for _ in gather(self._source):  # takes part in putting the shards together
                     continue
             else:
                 self._shelf.put(self._copied(version))
+        if again and not self._rank:
+            raise self._not_risen(version)
         self._last = version
+
+    def _not_risen(self, version: int) -> ValueError:
+        return ValueError(f"version {version} after {self._last}. Versions rise, from 0 on.")
 
     def wait(self, engines: int = 1, timeout: float = 30.0) -> int:
         """Wait until so many engines have the version that was published last.

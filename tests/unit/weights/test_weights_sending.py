@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -9,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from multiworld.weights import publisher, shelf
+from multiworld.weights import publisher, shelf  # noqa: E402  (torch may be missing)
 
 
 @pytest.fixture
@@ -222,6 +223,46 @@ def test_a_publisher_waits_for_a_time_without_an_end(monkeypatch, seconds):
         mine._closed.set()
         closes[0].join()
     assert ended == [True]
+
+
+def test_what_failed_on_rank_0_alone_is_published_again(monkeypatch):
+    """The others cannot know, and must not leave it alone: not with a version that it refuses, either."""
+    lacks, asked = [True], {0: 0, 1: 0}
+
+    def source(rank):
+        asked[rank] += 1
+        yield "a", torch.ones(2)
+        if rank == 0 and lacks.pop():
+            raise MemoryError("no memory on rank 0")
+
+    announced = SimpleNamespace(take=list, close=lambda: None)
+    monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: announced)
+    monkeypatch.setattr(publisher.Publisher, "_start", lambda *_: None)
+    first, second = (
+        publisher.Publisher("w", functools.partial(source, rank), "file:///nowhere", rank=rank)
+        for rank in range(2)
+    )
+    try:
+        second.publish(3)
+        with pytest.raises(MemoryError):
+            first.publish(3)
+        lacks[:] = [False] * 2
+        for each in (second, first):
+            each.publish(3)
+            assert each.version == 3
+        assert first._shelf.newest.number == 3
+        second.publish(3)
+        with pytest.raises(ValueError, match="version 3 after 3"):
+            first.publish(3)
+        assert asked == {0: 3, 1: 3}, "rank 0 was there each time"
+        for each in (first, second):
+            for version in (2, -1):
+                with pytest.raises(ValueError, match=f"version {version} after 3"):
+                    each.publish(version)
+        assert asked == {0: 3, 1: 3}
+    finally:
+        first.close()
+        second.close()
 
 
 def test_an_engine_hears_that_its_trainer_works_while_the_digests_are_computed(slow, monkeypatch):
