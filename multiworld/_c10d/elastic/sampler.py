@@ -52,7 +52,8 @@ class ElasticBatchSampler(Sampler[list[int]]):
             last step is filled up from the beginning of the epoch's order: these samples are taken twice.
 
     Raises:
-        ValueError: there are no samples, or fewer than a step has and `drop_last`.
+        ValueError: there are no samples, or fewer than a step has and `drop_last`; with `per_member` where
+            an epoch is begun, or its steps are asked for, by so many members.
     """
 
     def __init__(
@@ -67,10 +68,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
     ) -> None:
         super().__init__()
         if length < 1 or batch_size < 1 or (drop_last and length < batch_size):
-            raise ValueError(
-                f"length={length}, batch_size={batch_size}, drop_last={drop_last}: an epoch has one step at "
-                "least"
-            )
+            raise _no_step(length, batch_size, drop_last)
         self._length, self._batch_size, self._per_member = length, batch_size, per_member
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self._world: _World | None = None
@@ -103,10 +101,10 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """How many steps there are from here to the end of the epoch, with the present members."""
-        return self._present().steps_left(self._settle())
+        return self._stepping().steps_left(self._settle())
 
     def __iter__(self) -> Iterator[list[int]]:
-        world, place, epochs = self._followed(), self._settle(), self._present()
+        world, place, epochs = self._followed(), self._settle(), self._stepping()
         if epochs.per_step < world.world_size:
             raise ValueError(
                 f"batch_size={epochs.per_step} for {world.world_size} members: each takes one sample at least"
@@ -157,6 +155,13 @@ class ElasticBatchSampler(Sampler[list[int]]):
         members = self._followed().world_size if self._per_member else 1
         return Epochs(self._length, self._batch_size * members, self._drop_last)
 
+    def _stepping(self) -> Epochs:
+        """Return `_present`, whose epochs have one step at least."""
+        epochs = self._present()
+        if epochs.steps_left(Place()) < 1:
+            raise _no_step(self._length, epochs.per_step, self._drop_last)
+        return epochs
+
     def _forget(self) -> None:
         """No iterator is the present one."""
         self._iterator, self._epochs, self._given = object(), None, 0
@@ -180,3 +185,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
             self._given -= steps
         self._step += steps  # less than 0 where the count began anew, with this state
         return self._present().here(self._place)
+
+
+def _no_step(length: int, per_step: int, drop_last: bool) -> ValueError:
+    return ValueError(
+        f"length={length}, batch_size={per_step}, drop_last={drop_last}: an epoch has one step at least"
+    )

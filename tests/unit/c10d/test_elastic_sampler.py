@@ -86,6 +86,23 @@ def test_a_step_that_only_others_have_made_is_not_taken_for_made():
     assert sampler.state_dict() == before
 
 
+def test_members_that_make_a_step_larger_than_an_epoch_are_told_so():
+    """Without an error the program would go through epochs without steps for ever."""
+    sampler, world = ElasticBatchSampler(100, 40, per_member=True, drop_last=True), AsWorld(1, 0, 2, 0)
+    sampler.follow(world)
+    assert [len(batch) for batch in sampler] == [40]
+    world.step = 1
+    world.generation, world.world_size = 2, 3
+    for ask in (iter, len):
+        with pytest.raises(
+            ValueError, match="length=100, batch_size=120, drop_last=True: an epoch has one step"
+        ):
+            ask(sampler)
+    assert sampler.state_dict() == {"epoch": 0, "taken": 80}
+    world.generation, world.world_size = 3, 2
+    assert (len(sampler), len(list(sampler)), sampler.epoch) == (1, 1, 1)
+
+
 def test_a_count_that_begins_anew_moves_nothing():
     sampler, world = ElasticBatchSampler(20, 4), AsWorld(1, 0, 1, 0)
     sampler.follow(world)
