@@ -62,7 +62,7 @@ class Subscriber:
         seat: the engine's name.
         version: of the weights in the model; None before the first, and after a `target` function has raised.
         digest: of that version: what `multiworld.weights.digest` says of the model as long as nothing else
-            changes it.
+            changes it, if its names are in the order of the publisher's.
         told: the newest version that the trainer has told of.
         error: why the connection was lost, or could not be made, last; None before that.
 

@@ -159,9 +159,11 @@ def whole(entries: Iterable[Entry], digests: Iterable[str]) -> str:
 def digest(source: Source, bucket_bytes: int = BUCKET) -> str:
     """Return the digest of a model's weights: that of a version (`Subscriber.digest`) if they are that one.
 
+    It is of buckets, so the names have to be in the same order, too; for what an engine loads they need not.
+
     Args:
-        source: a module, tensors by name, or a function, as for `Publisher`. All ranks of its mesh call this
-            together.
+        source: a module, tensors by name, or a function, as for `Publisher`, in the order of the publisher's.
+            All ranks of its mesh call this together.
         bucket_bytes: as of the publisher.
 
     Raises:

@@ -281,3 +281,14 @@ def test_a_large_bucket_grows(monkeypatch):
     head, rooms = filled(weights, 1 << 40)
     assert len(rooms) == 1
     assert same(loaded(head, rooms, weights), weights)
+
+
+def test_names_in_another_order_are_filled_and_have_another_digest():
+    it = {"a": torch.rand(3), "b": torch.rand(2)}
+    head, rooms = filled(it)
+    other = {name: torch.zeros_like(it[name]) for name in reversed(it)}
+    tensors.load(other, head, rooms)
+    assert same(it, other)
+    told = tensors.whole(head.entries, head.digests)
+    assert tensors.digest({name: other[name] for name in it}) == told
+    assert tensors.digest(other) != told
