@@ -41,7 +41,7 @@ _LONGEST = 3600.0  # seconds of one `poll`
 
 
 class LateError(TimeoutError):
-    """An operation is not over at its deadline. Other TimeoutErrors are the program's: its signals' handlers'."""
+    """An operation is not over at its deadline; a plain TimeoutError is of a signal's handler."""
 
 
 class Waiting:
