@@ -25,7 +25,7 @@ from multiworld._core.reraise import as_new, raised_by_the_program
 from multiworld._net.lane import abandoned
 from multiworld._net.lane.background import background
 from multiworld._net.lane.waiting import LateError, seconds_until
-from multiworld.errors import MultiworldError
+from multiworld._net.lane.wakes import NoDescriptorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -198,8 +198,8 @@ class Collective:
                 self._drive(deadline, timeout or self.timeout)
             interrupted = False
         except Exception as error:
-            if isinstance(error, MultiworldError) or raised_by_the_program(error):
-                raise
+            if isinstance(error, NoDescriptorError) or raised_by_the_program(error):
+                raise  # the other members are in it: it goes on
             self._end(error)
             interrupted = False
         finally:

@@ -73,7 +73,7 @@ class Endpoint(Waiting):
 
         Raises:
             LateError: at the deadline; `view` must stay as it is, and `keep` is held, until the lane ends.
-            MultiworldError: the process has no descriptor left; the message is sent nevertheless.
+            NoDescriptorError: the process has none left; the message is sent nevertheless.
             Exception: that the lane ended with, or of a signal's handler: the message is sent nevertheless.
         """
         if peer not in self._same_memory:
@@ -114,7 +114,7 @@ class Endpoint(Waiting):
         Raises:
             SizesDifferError: the message had another size; it is gone, and nothing is written.
             LateError: none came until the deadline.
-            MultiworldError: the process has no descriptor left.
+            NoDescriptorError: the process has none left.
             Exception: that the lane ended with, or of a signal's handler.
         """
         receive: Receive | None = None

@@ -81,7 +81,7 @@ class Waiting:
 
         Raises:
             LateError: it is not over at the deadline; it goes on.
-            MultiworldError: the process has no descriptor left; it goes on.
+            NoDescriptorError: the process has no descriptor left; it goes on.
             ConnectionAbortedError: in a forked child.
         """
         self.require_own()

@@ -8,7 +8,11 @@ import threading
 
 from multiworld.errors import MultiworldError
 
-__all__ = ["known", "mine"]
+__all__ = ["NoDescriptorError", "known", "mine"]
+
+
+class NoDescriptorError(MultiworldError):
+    """The process has no descriptor left for a thread that waits, which is no fault of a connection."""
 
 
 class _Wake:
@@ -31,7 +35,7 @@ def mine() -> int:
     """Return the calling thread's descriptor, an eventfd.
 
     Raises:
-        MultiworldError: the process has no descriptor left, which is no fault of a connection.
+        NoDescriptorError: the process has none left.
     """
     try:
         wake: _Wake = _here.wake
@@ -40,7 +44,7 @@ def mine() -> int:
         try:
             wake = _here.wake = _Wake()
         except OSError as error:
-            raise MultiworldError(
+            raise NoDescriptorError(
                 f"a thread that waits for a message needs a descriptor: {error.strerror}",
                 rule="Each thread that waits has one, which ends its waiting",
                 next_step="Close files, or raise the limit (ulimit -n), and call it again",
