@@ -61,18 +61,25 @@ def raise_instead(error: BaseException, instead: BaseException | None) -> NoRetu
 
 
 def raised_by_the_program(error: BaseException) -> bool:
-    """Whether an exception that came out of a waiting call was raised by code of the program's own.
+    """Whether an exception that came out of a waiting call came by way of code of the program's own.
 
     That is a signal's handler: it runs where the call waits. What an operation meets with is raised by this
-    package, by torch or by the standard library; a copy (`as_new`) has no frames.
+    package, by torch or by the standard library; a copy (`as_new`) has no frames. torch's own handler, of
+    data loaders whose worker was killed, is in ``torch.utils``.
+
+    Args:
+        error: caught by a function of this package, so that its frames are those of the call.
     """
-    last = error.__traceback__
-    if last is None:
-        return False
-    while last.tb_next is not None:
-        last = last.tb_next
-    package = str(last.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package not in {"multiworld", "torch"} and package not in sys.stdlib_module_names
+    frame = error.__traceback__
+    while frame is not None:
+        name = str(frame.tb_frame.f_globals.get("__name__", ""))
+        package = name.partition(".")[0]
+        if name.startswith("torch.utils.") or not (
+            package in {"multiworld", "torch"} or package in sys.stdlib_module_names
+        ):
+            return True
+        frame = frame.tb_next
+    return False
 
 
 def not_a_tensor(error: Exception) -> TypeError | None:

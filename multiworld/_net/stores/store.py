@@ -52,6 +52,9 @@ _FOREIGN = 2.0
 _SILENT = 5.0
 """Seconds for the same where a listener is silent: it may be a store whose process or host is stopped."""
 
+_OF_THE_OTHERS = 0.2
+"""Seconds of an attempt kept for each address after the one that it begins with, which may be silent."""
+
 _SERVING = 10.0
 """Seconds that torch's server may need to answer its own process; a network that is up takes milliseconds."""
 
@@ -217,6 +220,7 @@ class _Attempt:
         self.targets: list[tuple[int, tuple[str, int]]] = []
         self.last = "no address was tried"
         self.next_step = ""
+        self._made = 0  # attempts
         self._resolve_at = 0.0
         self._foreign_since: float | None = None
 
@@ -248,10 +252,12 @@ class _Attempt:
         if isinstance(refused, Shared):
             return refused
         now = time.monotonic()  # serving may take seconds
-        end = min(deadline, now + ATTEMPT)
-        for place, (family, target) in enumerate(self.targets):
-            began = time.monotonic()
-            until = began + (end - began) / (len(self.targets) - place)  # the first ones may be silent
+        end, count = min(deadline, now + ATTEMPT), len(self.targets)
+        rest = min(_OF_THE_OTHERS, (end - now) / max(count, 1))
+        order = [self.targets[(self._made + place) % count] for place in range(count)]
+        self._made += 1  # the one that has most of the time is another one in the next attempt
+        for place, (family, target) in enumerate(order):
+            until = end - (count - 1 - place) * rest
             try:
                 client = TcpClient.connect_as(self.credentials, family, target, deadline=until)
             except NotAStoreError as error:

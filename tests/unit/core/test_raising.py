@@ -177,16 +177,27 @@ def test_a_copy_is_as_the_error_and_has_no_frames(error):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_its_own"),
+    ("names", "is_its_own"),
     [
-        ("__main__", True), ("a.library", True), ("multiworld._net.x", False),
-        ("torch.distributed", False), ("ssl", False),
+        (["__main__"], True),
+        (["__main__", "queue"], True),
+        (["a.library", "multiworld"], True),
+        (["torch.utils.data._utils.signal_handling"], True),
+        (["multiworld._net.x"], False),
+        (["torch.distributed", "multiworld", "ssl"], False),
     ],
-)  # fmt: skip
-def test_what_a_signals_handler_raises_is_the_programs(name, is_its_own):
-    scope = {"__name__": name}
-    exec("def raises(error): raise error", scope)  # noqa: S102
-    with pytest.raises(TimeoutError) as seen:
-        scope["raises"](TimeoutError())
-    assert raised_by_the_program(seen.value) is is_its_own
-    assert not raised_by_the_program(as_new(seen.value))
+)
+def test_what_a_signals_handler_raises_is_the_programs(names, is_its_own):
+    def fails():
+        raise TimeoutError
+
+    call = type(fails)(fails.__code__, {"__name__": "multiworld"})
+    for name in reversed(names):
+        scope = {"__name__": name, "call": call}
+        exec("def through(): call()", scope)  # noqa: S102
+        call = scope["through"]
+    scope = {"__name__": "multiworld.world", "call": call, "seen": []}
+    exec("def catches():\n try: call()\n except TimeoutError as error: seen.append(error)", scope)  # noqa: S102
+    scope["catches"]()
+    assert raised_by_the_program(scope["seen"][0]) is is_its_own
+    assert not raised_by_the_program(as_new(scope["seen"][0]))

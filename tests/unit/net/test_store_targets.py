@@ -48,15 +48,24 @@ def attempt(*hosts, serve=False):
     return made
 
 
-def test_an_address_after_a_silent_one_has_its_share_of_the_attempt(monkeypatch):
-    hosts = Hosts(monkeypatch, answers={"10.0.0.2": 0.5})
+def test_an_address_after_a_silent_one_is_tried_in_the_same_attempt(monkeypatch):
+    hosts = Hosts(monkeypatch, answers={"10.0.0.2": 0.1})
     shared = attempt("10.0.0.1", "10.0.0.2").make(200.0)
     assert shared is not None
     assert shared.client == "a client"
-    assert hosts.given == [1.0, 1.0]
+    assert hosts.given == [1.8, 0.2]
 
 
-@pytest.mark.parametrize(("left", "given"), [(100.0, [0.5] * 4), (0.8, [0.2] * 4)])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_each_has_most_of_an_attempt_by_turns(monkeypatch, slow):
+    """One that answers late, as a busy one does, is found beside a silent one."""
+    hosts = Hosts(monkeypatch, answers={"ab"[slow]: 1.5})
+    trying = attempt(*"ab")
+    assert [trying.make(200.0) is not None for _ in range(slow + 1)] == [False] * slow + [True]
+    assert hosts.given == ([1.8, 0.2, 1.8] if slow else [1.8])
+
+
+@pytest.mark.parametrize(("left", "given"), [(100.0, [1.4, 0.2, 0.2, 0.2]), (0.4, [0.1] * 4)])
 def test_all_of_them_have_one_attempt_together(monkeypatch, left, given):
     hosts = Hosts(monkeypatch)
     assert attempt(*"abcd").make(100.0 + left) is None
