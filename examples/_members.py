@@ -41,8 +41,9 @@ class Members:
         self.running: dict[int, ForkServerProcess] = {}
 
     def __enter__(self) -> Members:
+        with _ctrl_c.kept_back():  # it lets Ctrl-C through, as the first start would without it
+            resource_tracker.ensure_running()
         _ctrl_c.raises()
-        resource_tracker.ensure_running()  # or the first start does it, and lets Ctrl-C through
         return self
 
     def start(self, rank: int, *more: str) -> None:
