@@ -56,8 +56,9 @@ class Stage:
         self.counted: tuple[float, dict[str, int]] = (0.0, {})
 
     def __enter__(self) -> Stage:
+        with _ctrl_c.kept_back():  # it lets Ctrl-C through, as the first start would without it
+            resource_tracker.ensure_running()
         _ctrl_c.raises()
-        resource_tracker.ensure_running()  # or the first start does it, and lets Ctrl-C through
         self.screen.__enter__()
         return self
 
