@@ -198,7 +198,7 @@ def test_a_command_whose_output_no_program_reads_ends_without_a_traceback(comman
     never = ["sh", "-c", 'exec "$@" >&-', "sh"] if "never" in closed else []
     run = subprocess.run(
         [*never, sys.executable, "-m", *command.split()],
-        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, cwd=ROOT, check=False,
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=5 * PATIENCE, cwd=ROOT, check=False,
     )  # fmt: skip
     os.close(writer)
     assert "Traceback" not in run.stderr
