@@ -82,6 +82,14 @@ def test_what_a_signals_handler_raises_is_the_programs(cast, name, raised, memor
     assert [each.finish() for each in members] == [0, 0]
 
 
+def goes_on_when(cast, told, program, what):
+    """Two members run a program; rank 1 goes on when rank 0 tells this."""
+    members = cast.all(program, 2, what=what)
+    members[0].expect(told)
+    members[1].say("go on")
+    assert [each.finish() for each in members] == [0, 0]
+
+
 def refused(*_):
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -128,10 +136,7 @@ def at_the_limit(me, size, what):
 
 @pytest.mark.parametrize("what", ["posts", "waits"])
 def test_a_process_without_a_descriptor_breaks_no_world(cast, what):
-    members = cast.all(at_the_limit, 2, what=what)
-    members[0].expect("posted")
-    members[1].say("go on")
-    assert [each.finish() for each in members] == [0, 0]
+    goes_on_when(cast, "posted", at_the_limit, what)
 
 
 def broken_awaited(me, size, what):
@@ -175,10 +180,7 @@ def broken_awaited(me, size, what):
 
 @pytest.mark.parametrize("what", ["recv_object_list", "irecv"])
 def test_awaited_operations_that_a_broken_world_ends_hold_up_none_after_a_rejoin(cast, what):
-    members = cast.all(broken_awaited, 2, what=what)
-    members[0].expect("waits")
-    members[1].say("leave")
-    assert [each.finish() for each in members] == [0, 0]
+    goes_on_when(cast, "waits", broken_awaited, what)
 
 
 def packed(me, size):
