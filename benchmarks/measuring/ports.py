@@ -13,18 +13,29 @@ from benchmarks.measuring.part import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_TRIES = 20
+
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
     """A free port of the loopback, kept from everybody who does not name it.
 
     The store's port must be known to all members beforehand: that is pymultiworld's API. A socket that is
-    bound but does not listen lets only those bind the port who ask for exactly this one.
+    bound but does not listen lets only those bind the port who ask for exactly this one. It is one of
+    `unasked_ports`, so the kernel gives it to no connection: one from another address of this machine would
+    keep it from a store that listens at every address, as torch's does.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holding:
+        for port in unasked_ports(_TRIES):
+            # Another program may have bound it, and not listen.
+            with contextlib.suppress(OSError):
+                holding.bind(("127.0.0.1", port))
+                break
+        else:
+            raise Unavailable(f"each of {_TRIES} ports of the loopback is held by another program")
+        # Only now: with it, a port that is held already could have been bound once more.
         holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holding.bind(("127.0.0.1", 0))
-        yield int(holding.getsockname()[1])
+        yield port
 
 
 def unasked_ports(count: int) -> list[int]:
