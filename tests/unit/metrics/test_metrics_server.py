@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kits import httpskit
+from kits import httpskit, portkit
 
 import multiworld
 from multiworld.errors import MultiworldError
@@ -189,21 +189,22 @@ def test_ipv6(process, monkeypatch):
 
 
 def test_a_forked_child_keeps_no_address(process, served):
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(write)
-        os.read(read, 1)  # until the parent has looked
-        os._exit(0)
-    try:
-        served.close()
-        with socket.create_server((served.host, served.port)):
-            pass
-    finally:
-        os.write(write, b"x")
-        os.close(write)
-        os.close(read)
-        os.waitpid(pid, 0)
+    ours, childs = socket.socketpair()
+    with ours, childs:
+        pid = os.fork()
+        if not pid:
+            childs.send(b"x")  # what is done after a fork is done
+            childs.recv(1)  # until the parent has looked
+            os._exit(0)
+        try:
+            ours.settimeout(30)
+            assert ours.recv(1)
+            address = (served.host, served.port)
+            assert address in {each.address for each in portkit.listeners([os.getpid()])}
+            assert address not in {each.address for each in portkit.listeners([pid])}
+        finally:
+            ours.send(b"x")
+            os.waitpid(pid, 0)
 
 
 WITHOUT = """
