@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ask_torch", "environment", "packages_for", "remove_added", "requirements"]
 
-_NEEDED = ("pytest", "pytest-timeout", "hypothesis")
+_NEEDED = ("pytest", "pytest-timeout", "hypothesis", "greenlet")
 _ATTEMPTS = 3
 _INSTALL = 600.0  # seconds; about 40 MB
 _WAIT = 900.0  # seconds for another run to finish installing the same packages

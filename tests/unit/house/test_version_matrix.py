@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 from kits.sourcekit import make_settings
+from packaging.requirements import Requirement
 
 from m8d_build import proc
 from m8d_build.environments.venvs import Environment
 from m8d_build.errors import CommandFailed, WheelUnreachable
 from m8d_build.settings import REPO_ROOT
+from m8d_build.targets import tomllib
 from m8d_build.testing import versions
 from m8d_build.testing.environment import packages_for, remove_added, requirements
 from m8d_build.testing.results import FAILED, PASSED, SKIPPED, Case, Outcome, condensed, to_json
@@ -212,9 +215,54 @@ def test_nox_runs_every_version_and_needs_no_package_for_it():
 
 def test_what_the_tests_need_has_the_projects_bounds_and_the_numpy_of_its_time():
     old, new = requirements("2.4.0", PYPROJECT), requirements("2.13.0+cpu", PYPROJECT)
-    assert [word.partition(">")[0] for word in new] == ["hypothesis", "pytest", "pytest-timeout", "numpy"]
+    names = [word.partition(">")[0] for word in new]
+    assert names == ["greenlet", "hypothesis", "pytest", "pytest-timeout", "numpy"]
     assert old[:-1] == new[:-1]
     assert (old[-1], new[-1]) == ("numpy>=1.26,<2", "numpy>=1.26")
+
+
+def test_what_the_tests_of_an_environment_import_is_what_it_gets():
+    """Those of the contract and of the test bed, and all modules of the tree that they load as they are collected."""
+    needed = {Requirement(each).name.replace("-", "_") for each in requirements("2.13.0", PYPROJECT)}
+    ini = tomllib.loads(PYPROJECT)["tool"]["pytest"]["ini_options"]
+    folders = [REPO_ROOT / each for each in ini["pythonpath"]]
+    tests = REPO_ROOT / "tests"
+    waiting = [tests / "conftest.py", *(tests / "contract").glob("*.py"), *(tests / "testbed").glob("*.py")]
+    known = {*sys.stdlib_module_names, *needed, "torch"}
+    seen, lacking = set(waiting), []
+    while waiting:
+        path = waiting.pop()
+        text = path.read_text(encoding="utf-8")
+        for name in imported_at_once(text):
+            found = module_file(name, [path.parent, *folders])
+            if found is not None and found not in seen:
+                seen.add(found)
+                waiting.append(found)
+            top = name.partition(".")[0]
+            ours = module_file(top, [path.parent, *folders])
+            if ours is None and top not in known and f'importorskip("{top}"' not in text:
+                lacking.append((path.name, name))
+    assert len(seen) > 400
+    assert lacking == []
+
+
+def imported_at_once(text):
+    """Names of modules, and of what may be a module in one, that a module's top level imports."""
+    for each in ast.parse(text).body:
+        if isinstance(each, ast.Import):
+            yield from (alias.name for alias in each.names)
+        elif isinstance(each, ast.ImportFrom) and not each.level:
+            yield each.module
+            yield from (f"{each.module}.{alias.name}" for alias in each.names)
+
+
+def module_file(name, folders):
+    for folder in folders:
+        path = folder / name.replace(".", "/")
+        for each in (path.with_suffix(".py"), path / "__init__.py"):
+            if each.exists():
+                return each
+    return None
 
 
 @pytest.fixture
