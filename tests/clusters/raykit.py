@@ -157,6 +157,8 @@ def environment(mark, folder):
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+        # By default Ray's workers have 15, so beside other tests they get next to nothing.
+        "RAY_worker_niceness": "0",
         "GLOO_SOCKET_IFNAME": "lo",
     }
 
