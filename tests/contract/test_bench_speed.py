@@ -75,7 +75,8 @@ def test_secure():
     for name in {*found} - {"control/beat"}:
         assert found[name].baseline > 0
         assert found[name].absolute > 0
-    assert found["lane/send_recv/4B"].value > 1, "what is sealed takes longer"
+    # A small message's time is mostly that in which the other process wakes.
+    assert found["lane/send_recv/1MB"].value < 1, "less of what is sealed goes through in a second"
     assert 0 < found["control/beat"].value < 1000
 
 
