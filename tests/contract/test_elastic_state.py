@@ -193,6 +193,10 @@ def test_a_state_that_came_in_part_is_no_state_of_the_world(cast):
         each.say("end")
 
 
+HELD = 7
+"""The number of the state that counts."""
+
+
 def gives_up(me, number, at=None):
     """Has a state of that number; gives up once, as it says `at` for the third part. Joins and reforms again then.
 
@@ -215,12 +219,14 @@ def gives_up(me, number, at=None):
     state = Parts(number)
     if at == "asked":
         state.state_dict = refuses
+    # Whose state does not count begins no world alone: where that has begun, what it has is the world's state.
+    options = {"state": state, "last_call": 0 if number == HELD else LONG}
     try:
-        w = enter(me, "1:2", state=state, last_call=0)
+        w = enter(me, "1:2", **options)
     except KeyboardInterrupt:
         me.emit("interrupted")
         me.hear()
-        w = enter(me, "1:2", state=state, last_call=0)
+        w = enter(me, "1:2", **options)
     while True:
         values = {value for tensor in state.tensors.values() for value in tensor.tolist()}
         me.emit("told", values=values, size=w.world_size, ready=w.ready)
@@ -240,7 +246,7 @@ def gives_up(me, number, at=None):
 @pytest.mark.parametrize(("which", "at"), [("sends", Kind.PART), ("sends", "asked"), ("gets", Kind.TOOK)])
 def test_a_member_goes_on_when_the_other_end_of_a_transfer_is_interrupted(cast, which, at):
     """As when it dies: what it raises is `BrokenWorldException`, or nothing where it only joins."""
-    gives = cast.start(gives_up, 0, number=7, at=at if which == "sends" else None)
+    gives = cast.start(gives_up, 0, number=HELD, at=at if which == "sends" else None)
     assert gives.expect("told").size == 1
     gets = cast.start(gives_up, 1, number=-1, at=at if which == "gets" else None)
     interrupted = gives if which == "sends" else gets
@@ -253,7 +259,7 @@ def test_a_member_goes_on_when_the_other_end_of_a_transfer_is_interrupted(cast, 
         told = each.expect("told", PATIENCE)
         if told.size == 1:  # it was alone for a moment
             told = each.expect("told", PATIENCE)
-        assert (told.values, told.size, told.ready) == ({7.0}, 2, True)
+        assert (told.values, told.size, told.ready) == ({float(HELD)}, 2, True)
 
 
 TIMEOUT = 6.0
