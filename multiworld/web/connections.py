@@ -2,11 +2,14 @@
 
 uvicorn keeps a connection on which nothing is said for as long as the other side likes, and accepts as many
 as come: a stranger could take all descriptors of the process that serves the page. Where there are enough,
-the one that has said nothing for longest makes room, so that strangers do not keep others out either.
+the one that has said nothing for longest makes room, so that strangers do not keep others out either. An
+answer that is not read is no reason to keep a connection; one that is read slowly is.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,7 +24,10 @@ MOST = 96
 """Connections at a time: three for each viewer."""
 
 FIRST = 10.0
-"""Seconds in which a request must be complete."""
+"""Seconds in which a request must be complete, and a part of an answer be read."""
+
+# struct tcp_info of linux/tcp.h: packets on their way, bytes acknowledged so far, bytes that wait to be sent.
+_INFO = struct.Struct("=24xI92xQ16xI")
 
 
 def has_room(new: Any, among: Iterable[Any]) -> bool:
@@ -39,7 +45,8 @@ class BoundedProtocol(H11Protocol):
     """See the module.
 
     Attributes:
-        waits_from: by the loop's clock, since when it waits for a request; None: it answers one.
+        waits_from: by the loop's clock, since when it waits for a request, or for an answer to be read; None:
+            it answers one.
         ended: whether it was ended here, which uvicorn learns in the loop's next turn.
     """
 
@@ -49,6 +56,7 @@ class BoundedProtocol(H11Protocol):
         self.waits_from: float | None = None
         self.ended = False
         self._patience: asyncio.TimerHandle | None = None
+        self._acknowledged = 0
 
     def connection_made(self, transport: Any) -> None:
         """A connection is there: make room for it, or refuse it."""
@@ -59,7 +67,7 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take a part of a request, or several."""
         super().data_received(data)
-        if self._answers():
+        if self._works():
             self._wait_no_more()  # the answer takes as long as it takes
         elif self._patience is None:
             self._wait()
@@ -68,7 +76,19 @@ class BoundedProtocol(H11Protocol):
         """The answer is sent: uvicorn waits for the next request, for 5 s, then for the other side to end."""
         self._wait()
         super().on_response_complete()
-        if self._answers():  # the next request was there already
+        if self._works():  # the next request was there already
+            self._wait_no_more()
+
+    def pause_writing(self) -> None:
+        """What was written has to be read first; uvicorn would wait for that without end."""
+        super().pause_writing()
+        if self._patience is None:
+            self._wait()
+
+    def resume_writing(self) -> None:
+        """Enough was read."""
+        super().resume_writing()
+        if self._works():
             self._wait_no_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -76,13 +96,37 @@ class BoundedProtocol(H11Protocol):
         self._wait_no_more()
         super().connection_lost(exc)
 
-    def _answers(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    def _works(self) -> bool:
+        """Whether an answer is made, rather than the other side waited for."""
+        answers = self.cycle is not None and not self.cycle.response_complete
+        return answers and not self.flow.write_paused and not self.transport.is_closing()
 
     def _wait(self) -> None:
         self._wait_no_more()
         self.waits_from = self.loop.time()
-        self._patience = self.loop.call_later(FIRST, self.end)
+        self._acknowledged = self._read()[0]
+        self._patience = self.loop.call_later(FIRST, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        acknowledged, unread = self._read()
+        if unread and acknowledged > self._acknowledged:
+            self._wait()
+        else:
+            self.end()
+
+    def _read(self) -> tuple[int, bool]:
+        """Return how many bytes the other side has acknowledged, and whether more are on their way.
+
+        The kernel's numbers: with a slow reader, asyncio's buffers can stay the same for minutes.
+        """
+        try:
+            info = self.transport.get_extra_info("socket").getsockopt(
+                socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size
+            )
+            sent, acknowledged, waiting = _INFO.unpack(info)
+        except (OSError, struct.error):  # it has ended; a kernel that does not say it
+            return 0, False
+        return acknowledged, sent + waiting > 0
 
     def _wait_no_more(self) -> None:
         self.waits_from = None

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsProtocol"]
 
-_GOODBYE: dict[str, Any] = {"ssl_shutdown_timeout": 2.0} if sys.version_info >= (3, 11) else {}
-"""Seconds for the other end's answer to the end of the connection."""
+_GOODBYE: dict[str, Any] = {"ssl_shutdown_timeout": 3600.0} if sys.version_info >= (3, 11) else {}
+"""The time of `BoundedProtocol` ends it: a slow reader has a part of an answer to read yet."""
 
 _log = logger(__name__)
 

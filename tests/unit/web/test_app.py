@@ -292,6 +292,75 @@ def test_a_request_that_is_not_completed_is_cut_off(page, monkeypatch):
     told.close()
 
 
+@pytest.fixture
+def small(page):
+    """Connections that hold little of what is not read: both ends' buffers are small."""
+    page._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    opened = []
+
+    def connect():
+        opened.append(socket.socket())
+        opened[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened[-1].settimeout(30)
+        opened[-1].connect((page.host, page.port))
+        return opened[-1]
+
+    yield connect
+    for each in opened:
+        each.close()
+
+
+def fill(page, connect, count):
+    """Have strangers that ask on and on, and do not read, until no more can be written to them."""
+    known = page._server.server_state.connections
+    strangers = [connect() for _ in range(count)]
+    until(lambda: len(known) == count)
+    for each in strangers:
+        each.setblocking(False)
+    asks = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
+    left = dict.fromkeys(strangers, asks)
+
+    def full():
+        for each, rest in left.items():
+            with contextlib.suppress(BlockingIOError):
+                left[each] = rest[each.send(rest) :] or asks
+        return all(each.flow.write_paused for each in tuple(known))
+
+    until(full)
+    return strangers
+
+
+def test_strangers_that_do_not_read_make_room(page, small, monkeypatch):
+    monkeypatch.setattr(connections, "MOST", 3)
+    monkeypatch.setattr(connections, "FIRST", 60.0)
+    fill(page, small, 3)
+    assert ask(page, "/live", {}).status == 200
+
+
+def test_who_does_not_read_is_cut_off(page, small, monkeypatch):
+    fill(page, small, 1)
+    (held,) = page._server.server_state.connections
+    assert held.waits_from is not None
+    monkeypatch.setattr(connections, "FIRST", 0.3)
+    held.loop.call_soon_threadsafe(held._wait)
+    until(lambda: not page._server.server_state.connections)
+
+
+def test_who_reads_slowly_reads_on(page, source, small, monkeypatch):
+    monkeypatch.setattr(connections, "FIRST", 2.0)
+    size = 1 << 20
+    source.metrics = lambda accept: (b"#" * size, "text/plain")
+    reader = small()
+    reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer t0ken\r\n")
+    reader.sendall(b"Connection: close\r\n\r\n")
+    began, heard = time.monotonic(), b""
+    while part := reader.recv(1 << 13):
+        heard += part
+        if time.monotonic() - began < 5:
+            time.sleep(0.1)
+    assert heard.endswith(b"#" * size)
+
+
 def until(holds):
     deadline = time.monotonic() + 30
     while not holds():

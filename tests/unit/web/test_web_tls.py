@@ -193,6 +193,36 @@ def test_who_does_not_take_leave_is_cut_off(page, files, member, monkeypatch):
         assert time.monotonic() - began < 20
 
 
+def test_what_is_not_read_is_cut_off_and_what_is_read_slowly_goes_on(page, source, member, monkeypatch):
+    monkeypatch.setattr(connections, "FIRST", 2.0)
+    page._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    size = 1 << 20
+    source.metrics = lambda accept: (b"#" * size, "text/plain")
+    asks = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    more = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3
+    with contextlib.ExitStack() as opened:
+        links = []
+        for _ in range(2):
+            plain = opened.enter_context(socket.socket())
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plain.settimeout(30)
+            plain.connect((page.host, page.port))
+            context = member.credentials.context(server=False)
+            links.append(opened.enter_context(context.wrap_socket(plain)))
+        slow, deaf = links
+        slow.sendall(asks)
+        deaf.sendall(more)
+        known = page._server.server_state.connections
+        until(lambda: len(known) == 2 and all(each.waits_from is not None for each in tuple(known)))
+        began, heard = time.monotonic(), b""
+        while part := slow.recv(1 << 12):
+            heard += part
+            if time.monotonic() - began < 7:
+                time.sleep(0.05)
+        assert heard.endswith(b"#" * size)
+        until(lambda: not known)
+
+
 def test_a_page_ends_in_the_middle_of_a_handshake(source, files, monkeypatch):
     for name, path in files.environment.items():
         monkeypatch.setenv(name, path)
