@@ -65,7 +65,7 @@ def trace_worlds(tracer_provider: TracerProvider | None = None) -> Callable[[], 
             next_step="pip install 'm8d[otel]'",
         ) from error
     tracer = trace.get_tracer("multiworld", import_module("multiworld").__version__, tracer_provider)
-    spans = Spans(trace, tracer, time.time() - time.monotonic())
+    spans = Spans(trace, tracer)
     return subscribe(spans.apply)
 
 
@@ -112,13 +112,11 @@ class Spans:
     Args:
         trace: the module ``opentelemetry.trace``.
         tracer: that makes the spans.
-        offset: seconds from ``time.monotonic()`` to ``time.time()``.
     """
 
-    def __init__(self, trace: Any, tracer: Any, offset: float) -> None:
+    def __init__(self, trace: Any, tracer: Any) -> None:
         self._trace = trace
         self._tracer = tracer
-        self._offset = offset
         self._pid = os.getpid()
         self._clear()
 
@@ -178,25 +176,26 @@ class Spans:
         world.joining, world.broke, world.received = None, None, 0
 
     def _make(self, over: _Span) -> None:
+        # The host's clock may have been set since the last span. With the same offset for both ends, the
+        # duration is right.
+        ahead = time.time() - time.monotonic()
+        begin, end = int((over.begin + ahead) * 1e9), int((over.end + ahead) * 1e9)
         span = self._tracer.start_span(
             over.name,
             attributes=over.attributes,
             links=[self._link(*each) for each in over.generations if each[2]],
-            start_time=self._nanoseconds(over.begin),
+            start_time=begin,
         )
         if over.error is not None:
-            span.record_exception(over.error, timestamp=self._nanoseconds(over.end))
+            span.record_exception(over.error, timestamp=end)
             span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(over.error)))
-        span.end(self._nanoseconds(over.end))
+        span.end(end)
 
     def _link(self, world: str, generation: int, shared: str) -> Any:
         trace_id, span_id = generation_ids(world, generation, shared)
         sampled = self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
         context = self._trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=sampled)
         return self._trace.Link(context, {"multiworld.generation": generation})
-
-    def _nanoseconds(self, at: float) -> int:
-        return int((at + self._offset) * 1e9)
 
 
 def _recovery(

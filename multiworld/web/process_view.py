@@ -22,6 +22,8 @@ from multiworld.events import (
 from multiworld.web.worlds import VERSION, member, world
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from multiworld.events import Event
     from multiworld.web.links import Links
 
@@ -37,10 +39,11 @@ class EventTrack:
     """What the events of this process's bus told since it was made; any thread.
 
     Args:
-        clock: ``time.time() - time.monotonic()``: events have monotonic times.
+        clock: returns ``time.time() - time.monotonic()``. Events have monotonic times, and the host's clock
+            may be set between two.
     """
 
-    def __init__(self, clock: float) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._count = 0
@@ -50,7 +53,7 @@ class EventTrack:
 
     def apply(self, event: Event) -> None:
         """Note an event. Quick."""
-        at = event.at + self._clock
+        at = event.at + self._clock()
         with self._lock:
             if isinstance(event, WorldStateReceived):
                 if event.received >= event.total:

@@ -320,7 +320,7 @@ class ThisProcess:
         metrics.begin()
         self._status, self._make = status, view_of_process
         self._links = Links()
-        self._track = EventTrack(time.time() - time.monotonic())
+        self._track = EventTrack(lambda: time.time() - time.monotonic())
         self.close = subscribe(self._track.apply)
 
     def view(self) -> dict[str, Any]:

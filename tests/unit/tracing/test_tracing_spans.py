@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -293,3 +294,11 @@ def test_without_the_extra_the_error_says_what_to_install():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.stdout.strip().endswith("pip install 'm8d[otel]'. 0 False")
+
+
+def test_spans_have_the_times_of_the_hosts_present_clock(traced, monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 50.0, time=lambda: 3650.0)  # it was set after the begin
+    monkeypatch.setattr(spans, "time", clock)
+    traced.joins(1)
+    (span,) = traced.found()
+    assert (span.start_time, span.end_time) == (3610 * 10**9, 3612 * 10**9)

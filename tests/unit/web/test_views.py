@@ -49,7 +49,7 @@ def status(*worlds):
 
 
 def tracked(*events):
-    track = EventTrack(100.0)
+    track = EventTrack(lambda: 100.0)
     for each in events:
         track.apply(each)
     return track

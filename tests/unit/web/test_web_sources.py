@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kits.runstatekit import AT, begun
 from unit.web.test_views import WAITS, hub, members, snapshot
 
 from multiworld.errors import UnknownWorldError
+from multiworld.events import Breakage, Cause, WorldBroken, WorldJoining, bus
 from multiworld.run import events
 from multiworld.run.control import pending
 from multiworld.run.control.client import LauncherSilentError
@@ -337,3 +339,20 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+def test_a_process_tells_events_by_the_hosts_present_clock(monkeypatch):
+    ahead = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: 5.0, time=lambda: 5.0 + ahead[0])
+    monkeypatch.setattr(sources, "time", clock)
+    monkeypatch.setattr("multiworld.metrics.begin", lambda: None)  # the recorder is the process's
+    source = sources.ThisProcess()
+    try:
+        bus.publish(WorldJoining("w", 0, 0, 5.0))
+        ahead[0] = 4600.0  # the clock is set
+        bus.publish(WorldBroken("w", 1, 0, 6.0, Breakage(Cause.CRASHED, (1,), "gone", 6.0)))
+        found = source.view()
+    finally:
+        source.close()
+    assert [each["at"] for each in found["events"]] == [1005.0, 4606.0]
+    assert [each["at"] for each in found["faults"]] == [4606.0]
