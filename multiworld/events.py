@@ -107,7 +107,7 @@ class WorldActive(Event):
 
 @dataclass(frozen=True)
 class WorldJoinFailed(Event):
-    """The join failed with `error`, which its caller got."""
+    """The join failed with `error`, which its caller got; an interrupt is told as `JoinAbandonedError`."""
 
     error: Exception
 

@@ -409,8 +409,8 @@ def _join_once(
             machine.apply(JoinFailed(exc, time.monotonic() + UNDO_BUDGET))
             if world is not None:
                 world._gen.tell_over()  # noqa: SLF001
-            if isinstance(exc, Exception):
-                bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), exc))
+            told = exc if isinstance(exc, Exception) else _interrupted(plan, exc)
+            bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), told))
             raise
     try:
         number, rank, size = machine.generation, machine.rank, made.size
@@ -478,6 +478,12 @@ def _closed_meanwhile(plan: JoinPlan) -> JoinAbandonedError:
         f"world {plan.name!r} was closed by another thread while it was joined",
         rule="A world that is closed stays closed",
         next_step="Join again",
+    )
+
+
+def _interrupted(plan: JoinPlan, exc: BaseException) -> JoinAbandonedError:
+    return JoinAbandonedError(
+        plan.name, f"the join of {plan.who} of world {plan.name!r} was interrupted ({type(exc).__name__})"
     )
 
 

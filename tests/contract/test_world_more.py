@@ -19,11 +19,12 @@ from test_world import tell_error
 from worldkit import PATIENCE, SOON, free_port
 
 import multiworld as mw
-from multiworld import aio
+from multiworld import aio, metrics
 from multiworld._core.liveness import detector
 from multiworld._generation.operations import GenerationOperations
 from multiworld._generation.process_totals import process_totals
 from multiworld.events import Breakage, Cause
+from multiworld.metrics.recorder import recorder
 from multiworld.registry import registry
 
 
@@ -749,9 +750,19 @@ def test_a_join_cancelled_too_late_leaves_the_world(cast):
 
 
 def interrupted(me, size):
+    metrics.begin()
+    told = []
+    mw.subscribe(told.append)
     with pytest.raises(KeyboardInterrupt):
         mw.join("w1", me.rank, size, store=me.store, timeout=30)
     assert mw.worlds() == {}
+    joining, failed = told
+    assert isinstance(joining, mw.WorldJoining)
+    assert isinstance(failed, mw.WorldJoinFailed)
+    assert isinstance(failed.error, mw.JoinAbandonedError)
+    assert "was interrupted (KeyboardInterrupt)" in str(failed.error)
+    record = recorder._worlds["w1"]
+    assert (record.joining, record.closed, record.counts["joins", "failed"]) == (False, True, 1)
 
 
 def test_an_interrupted_join_is_told(cast):
