@@ -78,6 +78,7 @@ class LauncherReports:
         self.client: ControlClient | None = None
         self.retirement = Retirement()
         self._connecting = threading.Lock()
+        self._subscribed = False
         self._telling = threading.RLock()  # a signal's handler may publish, too
         self._said: dict[str, dict[str, Any]] = {}  # the last report of each world, for a further connection
         self._causes: dict[str, str] = {}
@@ -101,6 +102,10 @@ class LauncherReports:
                 path, rank = settings.environment(CONTROL), settings.environment("RANK") or ""
                 if not path or not rank.isdigit():
                     raise LookupError(f"{CONTROL} is {path!r} and RANK is {rank!r}")
+                if not self._subscribed:
+                    # Before the connection, which may not come about: a later one tells what happens now.
+                    self._subscribed = True
+                    bus.subscribe(self.tell)
                 attempt = settings.environment("TORCHELASTIC_RESTART_COUNT") or ""
                 client = ControlClient(
                     path,
@@ -121,19 +126,17 @@ class LauncherReports:
                         client.report(said)
                         if said["state"] in _OVER:
                             del self._said[world]
-                if former is None:
-                    bus.subscribe(self.tell)
                 return client
             return former
 
     def tell(self, event: Event) -> None:
-        """Report an event of a world to the launcher. Never blocks."""
+        """Report an event of a world to the launcher, or keep it for a connection. Never blocks."""
         client, state = self.client, _STATES.get(type(event))
-        if client is None or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        if isinstance(event, WorldStateReceived):
+        if client is not None and isinstance(event, WorldStateReceived):
             client.report({"world": event.world, "received": event.received, "total": event.total})
-        if isinstance(event, WorldUnblocked):
+        if client is not None and isinstance(event, WorldUnblocked):
             at = time.time() - (time.monotonic() - event.at)
             client.report({"world": event.world, "generation": event.generation, "raised": at})
         if state is None:
@@ -177,14 +180,15 @@ class LauncherReports:
         if isinstance(event, WorldActive):
             said |= {"size": event.world_size, "sizes": _sizes(world)}
         with self._telling:
-            client = self.client or client
+            client = self.client
             before = self._said.pop(world, {})
-            if state not in _OVER or not client.alive:
+            if state not in _OVER or client is None or not client.alive:
                 # That of a busy member has no sizes.
                 self._said[world] = before | said if isinstance(event, MemberBusy) else said
                 if len(self._said) > _MOST:
                     del self._said[next(iter(self._said))]
-            client.report(said)
+            if client is not None:
+                client.report(said)
 
     def _look(self, question: dict[str, Any]) -> None:
         """Answer how this process's worlds stand, in another thread: members are asked."""

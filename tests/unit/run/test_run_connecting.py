@@ -13,7 +13,17 @@ from kits.meetkit import PATIENCE, until
 
 from multiworld._net import launcher_connection
 from multiworld._net.launcher_connection import ControlClient
-from multiworld.events import Breakage, Cause, MemberBusy, WorldActive, WorldBroken, WorldClosed
+from multiworld.events import (
+    Breakage,
+    Cause,
+    MemberBusy,
+    WorldActive,
+    WorldBroken,
+    WorldClosed,
+    WorldJoining,
+    WorldStateReceived,
+    WorldUnblocked,
+)
 from multiworld.joinall.launcher_client import LauncherClient
 from multiworld.launched import reports
 
@@ -163,6 +173,32 @@ def test_a_connection_that_is_made_again_tells_how_all_worlds_stand(launcher, mi
     }  # fmt: skip
     assert (told["stays"]["size"], told["stays"]["detail"]) == (2, "rank 1 busy: runs, but does not answer")
     assert (told["breaks"]["cause"], told["breaks"]["ranks"]) == ("crashed", [1])
+
+
+def test_a_first_connection_tells_what_happened_while_it_could_not_be_made(launcher, mine):
+    mine.connect_if_launched()
+    (tell,) = mine.subscribed
+    breakage = Breakage(Cause.CRASHED, (1,), "it died", 3.0)
+    for name in ("stays", "breaks", "closes"):
+        tell(WorldJoining(name, 0, 0, 0.5))
+        tell(WorldActive(name, 1, 0, 1.0, 2))
+    tell(WorldStateReceived("stays", 1, 0, 1.5, 1, 10, 100))
+    tell(WorldBroken("breaks", 1, 0, 3.0, breakage))
+    tell(WorldUnblocked("breaks", 1, 0, 3.0, 1, 0.001))
+    tell(WorldClosed("closes", 1, 0, 3.0))
+    launcher.listen()
+    mine.connect_if_launched()
+    told = heard(launcher.accept(), 3)
+    assert {name: each["state"] for name, each in told.items()} == {
+        "stays": "active", "breaks": "broken", "closes": "closed",
+    }  # fmt: skip
+    assert mine.subscribed == [tell]
+
+
+def test_a_process_without_a_launcher_keeps_nothing_for_one(monkeypatch, launcher, mine):
+    monkeypatch.delenv("M8D_CONTROL")
+    mine.connect_if_launched()
+    assert not mine.subscribed
 
 
 def test_the_reports_that_are_kept_are_bounded(monkeypatch, launcher, mine):
