@@ -18,6 +18,7 @@ from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
 from multiworld._join.advancing import Advancing
 from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, StateLike, make_plan
+from multiworld._join.endings import TRY_ENDS, is_tried_again, told_to_others
 from multiworld._join.kept_state import KeptState
 from multiworld._join.rejoining import Rejoiner
 from multiworld._join.state import bring_up_to_date
@@ -26,9 +27,7 @@ from multiworld.errors import (
     BrokenWorldException,
     JoinAbandonedError,
     JoinTimeoutError,
-    StaleGenerationError,
     StateTransferError,
-    StoreUnreachableError,
 )
 from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.logs.handler import from_environment
@@ -287,18 +286,11 @@ def _join_assigned(
         try:
             handle = _join_once(plan, handle, given_up, deadline, tries)
             bring_up_to_date(handle, kept)
-        except (
-            JoinAbandonedError, JoinTimeoutError, StaleGenerationError, StoreUnreachableError,
-            BrokenWorldException,
-        ) as error:  # fmt: skip
+        except TRY_ENDS as error:
             # A member was lost, or was late. The others go on, and this one with them.
             other = handle is not None and registry.worlds().get(plan.name, handle) is not handle
             stopped = given_up() or registry.ending
-            # A member that served the store is lost with it, and another process serves that address then. A
-            # store object is the caller's, and one that was not reached at all has been waited for.
-            final = isinstance(error, StoreUnreachableError) and not (
-                tries.agreed and isinstance(plan.store, str)
-            )
+            final = not is_tried_again(plan, error, agreed=tries.agreed)
             if final or other or stopped or time.monotonic() + AGAIN >= deadline:
                 _close_new(handle, world)
                 if world is None and handle is not None and handle._torn and not stopped:  # noqa: SLF001
@@ -409,8 +401,8 @@ def _join_once(
             machine.apply(JoinFailed(exc, time.monotonic() + UNDO_BUDGET))
             if world is not None:
                 world._gen.tell_over()  # noqa: SLF001
-            told = exc if isinstance(exc, Exception) else _interrupted(plan, exc)
-            bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), told))
+            # No name for what is told: with one, this frame and the error would keep each other.
+            bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), told_to_others(plan, exc)))
             raise
     try:
         number, rank, size = machine.generation, machine.rank, made.size
@@ -478,12 +470,6 @@ def _closed_meanwhile(plan: JoinPlan) -> JoinAbandonedError:
         f"world {plan.name!r} was closed by another thread while it was joined",
         rule="A world that is closed stays closed",
         next_step="Join again",
-    )
-
-
-def _interrupted(plan: JoinPlan, exc: BaseException) -> JoinAbandonedError:
-    return JoinAbandonedError(
-        plan.name, f"the join of {plan.who} of world {plan.name!r} was interrupted ({type(exc).__name__})"
     )
 
 

@@ -30,6 +30,7 @@ from multiworld._generation.busy_members import BusyMembers
 from multiworld._generation.error_translation import raise_if_lost
 from multiworld._generation.resources import UNDO_BUDGET, Resources, keys_of
 from multiworld._join import lane, secure
+from multiworld._join.endings import told_to_others
 from multiworld._net.stores.address import is_list
 from multiworld._net.stores.held_worlds import held
 from multiworld._net.stores.opening import in_time_for, open_in_time
@@ -199,7 +200,7 @@ class _Attempt:
 
     def tell(self, exc: BaseException) -> None:
         """Tell the others of `exc`; what agreeing raises of itself they know."""
-        reason = exc if isinstance(exc, Exception) else _interrupted(self._terms.plan, exc)
+        reason = told_to_others(self._terms.plan, exc)
         if self._rendezvous is not None and (self.agreed or reason is not exc):
             self._rendezvous.fail(reason, keys_of(self._rendezvous, self.polling))
         self.told = True
@@ -272,6 +273,7 @@ def _with_members(
         on_busy=busy.note,
         meanwhile=connect,
     )
+
     undo.callback(attachment.detach)
     state = WorldState(name=plan.name, generation=roster.generation)
     undo.callback(state.forget)
@@ -442,9 +444,3 @@ def _raised(check: Callable[[], None]) -> Callable[[], bool]:
         return False
 
     return run
-
-
-def _interrupted(plan: JoinPlan, exc: BaseException) -> JoinAbandonedError:
-    return JoinAbandonedError(
-        plan.name, f"{plan.who} of world {plan.name!r} was interrupted: {type(exc).__name__}"
-    )
