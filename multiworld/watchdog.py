@@ -180,6 +180,7 @@ class Watchdog:
         cancelled: Callable[[], bool] | None = None,
         on_busy: Callable[[tuple[int, ...], bool], None] | None = None,
         meanwhile: Callable[[Attachment, Callable[[], None]], None] = lambda *_: None,
+        last_word: Callable[[BaseException], str] = lambda _: "",
     ) -> Attachment:
         """Connect to every member of a world, and monitor them from then on.
 
@@ -198,6 +199,7 @@ class Watchdog:
                 with False when they answer again.
             meanwhile: called while the watchdog connects, with the attachment and a function that it calls
                 often, which raises once the attachment has failed.
+            last_word: what connected members are told after an error, as by `Attachment.leave`.
 
         Raises:
             JoinTimeoutError: members are missing at the deadline; it names them.
@@ -239,12 +241,12 @@ class Watchdog:
         try:
             meanwhile(attachment, check)
             error = self._await(attachment, deadline, cancelled)
-        except BaseException:
-            self.detach(attachment)
+        except BaseException as exc:
+            self.detach(attachment, last_word(exc))
             raise
         try:
             if error is not None:
-                self.detach(attachment)
+                self.detach(attachment, last_word(error))
                 raise error
         finally:
             del error  # it has this frame

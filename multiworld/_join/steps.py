@@ -30,7 +30,7 @@ from multiworld._generation.busy_members import BusyMembers
 from multiworld._generation.error_translation import raise_if_lost
 from multiworld._generation.resources import UNDO_BUDGET, Resources, keys_of
 from multiworld._join import lane, secure
-from multiworld._join.endings import told_to_others
+from multiworld._join.endings import is_tried_again, told_to_others
 from multiworld._net.stores.address import is_list
 from multiworld._net.stores.held_worlds import held
 from multiworld._net.stores.opening import in_time_for, open_in_time
@@ -265,6 +265,13 @@ def _with_members(
         if made is not None:
             undo.callback(lambda: made.fail(ConnectionAbortedError("the join came to nothing")))
 
+    def last_word(error: BaseException | None) -> str:
+        """Return what the others are told: they wait for a member that joins again, not for one that left."""
+        again = plan.assigned and is_tried_again(plan, error, agreed=True)
+        if not again or terms.cancelled() or time.monotonic() >= terms.deadline:
+            return ""
+        return f"it gave up generation {roster.generation} ({type(error).__name__}), and joins again"
+
     attachment = watchdog.attach(
         roster,
         lambda breakage: _apply_verdict(machine, breakage),
@@ -272,9 +279,13 @@ def _with_members(
         cancelled=_raised(check),
         on_busy=busy.note,
         meanwhile=connect,
+        last_word=last_word,
     )
 
-    undo.callback(attachment.detach)
+    def part(_kind: object, error: BaseException | None, _trace: object) -> None:
+        attachment.leave(last_word(error))
+
+    undo.push(part)
     state = WorldState(name=plan.name, generation=roster.generation)
     undo.callback(state.forget)
     polling = attempt.polling = PollingStore(
@@ -306,7 +317,7 @@ def _with_members(
     undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
     if endpoint is not None and late:
         lane.make_when_needed(group, endpoint, roster, attachment, machine, timeout=plan.timeout)
-    undo.callback(attachment.detach)  # before: members that are active hear of it, not of closed connections
+    undo.push(part)  # before: members that are active hear of it, not of closed connections
     raise_if_lost(machine)
     rendezvous.commit(lambda: raise_if_lost(machine), terms.limit)
     made = Resources(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import tempfile
+import threading
 import time
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from elastickit import LONG, claimed, enter, is_served
 from kits.meetkit import until
-from stopkit import POINTS, stand_still
+from stopkit import POINTS, die, stand_still
 from torch.distributed.device_mesh import init_device_mesh
 from worldkit import SOON, free_port, left_over, outcome, threads_ended
 
@@ -223,6 +224,57 @@ def test_a_member_that_serves_the_store_is_left_out_wherever_it_was(cast, point)
     seen = [each.expect("in") for each in rest]
     assert {each.seats for each in seen} in ({("s1", "s3")}, {("s3", "s1")}), seen
     assert {each.sum for each in seen} == {3.0}
+
+
+def loses_its_store_first(me, **options):
+    """Stands still when it has connected; it ends when it is told to, and its store before the rest of it."""
+
+    def ends():
+        from multiworld._net.stores.shared import registry
+
+        me.hear()
+        for each in list(registry.shared.values()):
+            if each.server is not None:
+                each.server.close()
+        time.sleep(0.3)
+        die()
+
+    threading.Thread(target=ends, daemon=True).start()
+    member(me, stop="connected", **options)
+
+
+def tries_again(me, before=0.0, pause=0.0, **options):
+    """Works; when the store is lost a try ends `before` seconds late, and the next one begins after the `pause`."""
+    from multiworld._join import join, steps
+
+    with_members = steps._with_members
+
+    def slowly(terms, *args):
+        try:
+            return with_members(terms, *args)
+        except mw.StoreUnreachableError:
+            time.sleep(before)
+            raise
+
+    steps._with_members = slowly
+    join.AGAIN = max(pause, join.AGAIN)
+    member(me, **options)
+
+
+def test_a_survivor_that_tries_again_has_not_left(cast):
+    """The first one that misses the store ends its try; to the other one it is a member that comes again."""
+    port = free_port()
+    where = f"tcp://127.0.0.1:{port}"
+    serves = cast.start(loses_its_store_first, 2, store=where)
+    until(lambda: is_served(port))
+    members = [cast.start(member, 0, store=where)]
+    members.append(cast.start(tries_again, 1, pause=0.8, store=where))
+    members.append(cast.start(tries_again, 3, before=0.06, store=where))
+    everyone([*members, serves], 1)
+    members[0].kill()
+    serves.expect("there")
+    serves.say("end")
+    everyone(members[1:], size=2)
 
 
 def test_a_member_that_cannot_build_its_group_is_left_out(cast):
