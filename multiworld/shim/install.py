@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 from multiworld.errors import InstallError
 from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, LOADER_VERSION, loader_text, read_loader
 from multiworld.shim.patchfile import recover
-from multiworld.shim.torchsite import ASIDE, remove_file, unreadable, unwritable
+from multiworld.shim.torchsite import ASIDE, TorchSite, remove_file, unreadable, unwritable
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from multiworld.shim.torchsite import TorchSite
 
 __all__ = ["Inspection", "LoaderState", "inspect", "install", "remove_left", "uninstall"]
 
@@ -210,7 +208,7 @@ def remove_left(torch: Path) -> bool:
     """
     place = torch.parent / LOADER_ENTRY
     try:
-        if not place.is_file():
+        if not place.is_file() or TorchSite(torch.parent, torch.parent).leads_out(LOADER_ENTRY):
             return False
         found = read_loader(place.read_bytes())
         if found is None or not found.intact:

@@ -135,6 +135,11 @@ class TorchSite:
         place, torch = (Path(os.path.realpath(each)) for each in ((self.root / path).parent, self.torch))
         return not place.is_relative_to(torch)
 
+    def _keep_inside(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if self.leads_out(path):
+                raise _leading_out((self.root / path).parent, f"leads out of {self.torch}")
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock this torch against other runs; a killed run leaves no lock.
@@ -177,8 +182,10 @@ class TorchSite:
             record: the RECORD as it is to be.
 
         Raises:
-            InstallError: something cannot be written. Unless it says otherwise nothing was changed.
+            InstallError: something cannot be written, or leads out of torch's folder. Unless it says otherwise
+                nothing was changed.
         """
+        self._keep_inside(files)
         contents = {self.root / path: data for path, data in files.items()}
         written = {path: data for path, data in contents.items() if data is not None}
         changes_record = record.data != self.record_path.read_bytes()
@@ -221,10 +228,14 @@ class TorchSite:
             files: other files below `root` that such a run was about to write.
 
         Raises:
-            InstallError: it cannot be read or removed.
+            InstallError: it cannot be read or removed, or leads out of torch's folder. A symbolic link in the
+                folder's place is not followed, wherever it leads.
         """
         ours = self.root / folder
+        self._keep_inside((folder, *files))
         try:
+            if ours.is_symlink():
+                raise _leading_out(ours, "is a symbolic link")
             aside = list(ours.rglob(f"*{ASIDE}"))
         except OSError as exc:
             raise unreadable(ours, exc) from exc
@@ -234,7 +245,7 @@ class TorchSite:
                 if os.path.lexists(path):  # a file system that is read-only refuses also what is not there
                     path.unlink(missing_ok=True)
             for path in sorted((ours, *ours.rglob("*")), reverse=True):
-                if path.is_dir() and not any(path.iterdir()):
+                if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
                     path.rmdir()
         except OSError as exc:
             raise unwritable(Path(exc.filename or self.root), exc) from exc
@@ -377,6 +388,14 @@ def unwritable(path: Path, exc: OSError) -> InstallError:
     )
 
 
+def _leading_out(place: Path, what: str) -> InstallError:
+    return InstallError(
+        f"{place} {what}",
+        rule="m8d-post-setup writes and removes files below torch's folder alone",
+        next_step="Remove the symbolic link on the way there, or install torch again",
+    )
+
+
 def _is_full(exc: OSError) -> bool:
     return exc.errno in {errno.ENOSPC, errno.EDQUOT}
 
@@ -438,11 +457,13 @@ def remove_file(path: Path, root: Path) -> None:
         OSError: the file cannot be removed.
     """
     path.unlink(missing_ok=True)
-    if path.suffix == ".py":
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+    cache = path.parent / "__pycache__"
+    # What a symbolic link leads to is not ours.
+    if path.suffix == ".py" and not cache.is_symlink():
+        for compiled in cache.glob(f"{path.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it has other compiled files, or does not exist
-        (path.parent / "__pycache__").rmdir()
+        cache.rmdir()
     with contextlib.suppress(OSError):  # not empty: this folder and all above stay
         for folder in path.parents[: path.parents.index(root)]:
             folder.rmdir()

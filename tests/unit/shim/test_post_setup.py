@@ -40,6 +40,65 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
 # --- install, check, uninstall
 
 
+LINKS = ["torch/distributed/multiworld", "torch/distributed/multiworld/__pycache__", "torch/distributed"]
+
+
+@pytest.fixture
+def victim(tmp_path) -> Path:
+    """A folder outside of torch, with files that a run would remove if they were its own."""
+    folder = tmp_path / "victim"
+    for path in ("empty/empty", "multiworld/empty"):
+        (folder / path).mkdir(parents=True)
+    for path in ("file", f"file{ASIDE}", "__init__.cpython-311.pyc"):
+        (folder / path).write_bytes(b"theirs")
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [(), ("--force",), ("--uninstall",), ("--uninstall", "--force")])
+@pytest.mark.parametrize("link", [LINKS[0], LINKS[2]])
+def test_a_link_out_of_torch_is_refused_before_anything_is_removed(site, victim, capsys, link, arguments):
+    shutil.rmtree(site.root / link, ignore_errors=True)
+    (site.root / link).symlink_to(victim)
+    before = shimkit.tree(victim), shimkit.tree(site.root)
+    code, _, error = run(capsys, "--torch", site.root, *arguments)
+    assert (code, (shimkit.tree(victim), shimkit.tree(site.root))) == (FAILED, before)
+    assert "symbolic link" in error
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("link", LINKS)
+def test_uninstalling_removes_nothing_through_a_link(site, victim, capsys, link, gone):
+    install(site)
+    if link != LINKS[1]:
+        # The link leads to a loader of another torch.
+        shutil.copytree(site.root / link, victim, dirs_exist_ok=True)
+        shutil.rmtree(site.root / link)
+    (site.root / link).symlink_to(victim)
+    if gone:
+        (site.torch / "__init__.py").unlink()
+    before = sorted(victim.rglob("*"))
+    run(capsys, "--torch", site.root, "--uninstall")
+    assert sorted(victim.rglob("*")) == before
+    assert (site.root / LOADER_ENTRY).exists() is (link != LINKS[1])
+
+
+def test_a_torch_that_is_reached_by_links_is_installed_into(tmp_path, capsys):
+    """As with a linked environment, /usr/lib64, a linked package, and single files that uv links."""
+    site = shimkit.make_site(tmp_path / "store")
+    site.torch.rename(tmp_path / "package")
+    site.torch.symlink_to(tmp_path / "package")
+    file = site.torch / "distributed" / "rendezvous.py"
+    file.rename(tmp_path / "kept.py")
+    file.symlink_to(tmp_path / "kept.py")
+    (tmp_path / "lib64").symlink_to(site.root)
+    before = shimkit.tree(tmp_path)
+    assert run(capsys, "--torch", tmp_path / "lib64")[0] == 0
+    assert (tmp_path / "package/distributed/multiworld/__init__.py").exists()
+    assert run(capsys, "--torch", tmp_path / "lib64", "--check")[0] == 0
+    assert run(capsys, "--torch", tmp_path / "lib64", "--uninstall")[0] == 0
+    assert shimkit.tree(tmp_path) == before
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_installing_adds_one_file_and_one_line_and_uninstalling_leaves_nothing(tmp_path, end):
     site = shimkit.make_site(tmp_path, end=end)

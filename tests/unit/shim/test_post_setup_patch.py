@@ -242,6 +242,16 @@ def test_a_folder_that_leads_elsewhere_is_not_followed(site, patch, tmp_path):
         apply_patch(site, read_patch(patch))
 
 
+def test_a_backup_folder_that_leads_elsewhere_is_not_followed(site, patch, tmp_path, capsys):
+    (tmp_path / "outside").mkdir()
+    (site.root / BACKUP_FOLDER).mkdir()
+    (site.root / BACKUP_FOLDER / "torch").symlink_to(tmp_path / "outside")
+    before = shimkit.tree(tmp_path)
+    code, _, error = run(capsys, patch, "--torch", site.root)
+    assert (code, shimkit.tree(tmp_path)) == (FAILED, before)
+    assert "leads out of" in error
+
+
 def test_a_backup_that_is_damaged_is_told(site, patch):
     apply_patch(site, read_patch(patch))
     backup = site.root / BACKUP_FOLDER / f"{FILES[0]}.orig"
