@@ -18,8 +18,14 @@ _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _NULL = "/dev/null"
 _REFUSED = (
     b"rename from ", b"rename to ", b"copy from ", b"copy to ", b"GIT binary patch", b"Binary files ",
-    b"deleted file mode ", b"old mode ", b"new mode ",
+    b"deleted file mode ", b"old mode ", b"new mode ", b"diff --cc ", b"diff --combined ",
 )  # fmt: skip
+_GIT = b"diff --git "
+_NEW = b"new file mode "
+# What git writes between the names of a file and its hunks, with the mode of the file.
+_HEAD = re.compile(
+    rb"(?:new file mode (\S+)|index [0-9a-f]+\.\.[0-9a-f]+(?: (\S+))?|(?:dis)?similarity index \S+)\s*"
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class FileDiff:
         path: below the folder that holds ``torch`` ("torch/distributed/distributed_c10d.py").
         creates: whether the file is new.
         removes: whether it is taken away (only a reversed diff does).
-        hunks: in the order of the file.
+        hunks: in the order of the file; none of one that is empty.
     """
 
     path: str
@@ -68,12 +74,9 @@ def parse_diff(data: bytes) -> tuple[FileDiff, ...]:
     at = 0
     while at < len(lines):
         line = lines[at]
-        if line.startswith(_REFUSED):
-            raise _refused(
-                f"line {at + 1}: {_show(line)}", "a patch changes files or adds them, nothing else"
-            )
-        if line.startswith(b"--- ") and at + 1 < len(lines) and lines[at + 1].startswith(b"+++ "):
-            diff, at = _file(lines, at)
+        _require_plain(line, at)
+        if line.startswith(_GIT) or _has_names(lines, at):
+            diff, at = (_git_file if line.startswith(_GIT) else _file)(lines, at)
             found.append(diff)
         elif line.startswith(b"@@ "):
             raise _refused(f"line {at + 1}: {_show(line)}", "a hunk stands below the names of its file")
@@ -155,6 +158,44 @@ def _split(data: bytes) -> list[bytes]:
     return lines if lines[-1] else lines[:-1]
 
 
+def _require_plain(line: bytes, at: int) -> None:
+    if line.startswith(_REFUSED):
+        raise _refused(f"line {at + 1}: {_show(line)}", "a patch changes files or adds them, nothing else")
+
+
+def _has_names(lines: list[bytes], at: int) -> bool:
+    return at + 1 < len(lines) and lines[at].startswith(b"--- ") and lines[at + 1].startswith(b"+++ ")
+
+
+def _git_file(lines: list[bytes], at: int) -> tuple[FileDiff, int]:
+    first, number, creates = lines[at], at + 1, False
+    at += 1
+    while at < len(lines) and (head := _HEAD.fullmatch(lines[at])) is not None:
+        if (head[1] or head[2] or b"100644") not in {b"100644", b"100755"}:
+            raise _refused(
+                f"line {at + 1}: {_show(lines[at])}", "files are plain ones (mode 100644 or 100755)"
+            )
+        creates = creates or lines[at].startswith(_NEW)
+        at += 1
+    _require_plain(lines[at] if at < len(lines) else b"", at)
+    diff = None
+    if _has_names(lines, at):
+        diff, at = _file(lines, at)
+    if not creates:
+        if diff is None:
+            raise _refused(f"line {number}: {_show(first)}", "a file that is named is changed")
+        return diff, at
+    # git names a new file twice, and gives an empty one neither further names nor a hunk.
+    names = first[len(_GIT) :].strip()
+    half = len(names) // 2
+    old, new = (_path(_name(b"+++ " + name, number), number) for name in (names[:half], names[half + 1 :]))
+    if old != new or (diff is not None and (diff.path, diff.creates) != (new, True)):
+        raise _refused(
+            f"line {number}: {_show(first)}", "a new file has one name, and its old one is /dev/null"
+        )
+    return diff or FileDiff(new, creates=True, removes=False, hunks=()), at
+
+
 def _file(lines: list[bytes], at: int) -> tuple[FileDiff, int]:
     old, new = (_name(lines[at + side], at + side + 1) for side in (0, 1))
     if new == _NULL:
@@ -207,8 +248,7 @@ def _hunk(lines: list[bytes], at: int) -> tuple[Hunk, int]:
 def _goes_on(lines: list[bytes], at: int) -> bool:
     """Whether a line after a hunk looks like part of it, unlike a mail's signature ("-- ") or a next file."""
     line = lines[at] if at < len(lines) else b""
-    names = line.startswith(b"--- ") and at + 1 < len(lines) and lines[at + 1].startswith(b"+++ ")
-    return line[:1] in {b" ", b"+", b"-"} and not names and line.rstrip() != b"--"
+    return line[:1] in {b" ", b"+", b"-"} and not _has_names(lines, at) and line.rstrip() != b"--"
 
 
 def _name(line: bytes, number: int) -> str:

@@ -182,8 +182,8 @@ class TorchSite:
             record: the RECORD as it is to be.
 
         Raises:
-            InstallError: something cannot be written, or leads out of torch's folder. Unless it says otherwise
-                nothing was changed.
+            InstallError: something cannot be written, or leads out of torch's folder. Unless it says
+                otherwise nothing was changed.
         """
         self._keep_inside(files)
         contents = {self.root / path: data for path, data in files.items()}

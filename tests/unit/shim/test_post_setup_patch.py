@@ -108,6 +108,20 @@ def test_a_patch_is_applied_with_a_backup_and_taken_back_byte_for_byte(site, pat
     assert "no patch file is applied" in said
 
 
+def test_a_new_file_that_is_empty_is_added_and_taken_back(site, tmp_path):
+    path = tmp_path / "v2.6.0.patch"
+    names = "a/torch/worlds/__init__.py b/torch/worlds/__init__.py"
+    path.write_bytes(PATCH + f"diff --git {names}\nnew file mode 100644\nindex 0000000..e69de29\n".encode())
+    before = shimkit.tree(site.root)
+    patch = read_patch(path)
+    apply_patch(site, patch)
+    assert (site.torch / "worlds/__init__.py").read_bytes() == b""
+    assert recorded(site)
+    assert not apply_patch(site, patch).changed
+    revert_patch(site)
+    assert shimkit.tree(site.root) == before
+
+
 def test_the_loader_and_a_patch_do_not_disturb_each_other(site, patch):
     before = shimkit.tree(site.root)
     apply_patch(site, read_patch(patch))

@@ -93,6 +93,39 @@ def test_white_space_is_no_less_than_other_bytes(there, which):
             apply_diff(diff, b"".join(before))
 
 
+HEAD = b"diff --git a/torch/x.py b/torch/x.py\n"
+CHANGED = b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1 +1 @@\n-a\n+b\n"
+ADDED = b"--- /dev/null\n+++ b/torch/x.py\n@@ -0,0 +1 @@\n+b\n"
+
+
+@pytest.mark.parametrize(
+    "end", [b"", b"-- \n2.39.5\n", HEAD.replace(b"x.py", b"z.py") + CHANGED.replace(b"x.py", b"z.py")]
+)
+@pytest.mark.parametrize("index", [b"", b"index 0000000..e69de29\n"])
+@pytest.mark.parametrize("mode", [b"100644", b"100755"])
+def test_a_new_file_that_is_empty_is_made_and_taken_away(mode, index, end):
+    """git gives it neither names with --- and +++ nor a hunk."""
+    diff, *others = parse_diff(HEAD + b"new file mode " + mode + b"\n" + index + end)
+    assert (diff.path, diff.creates, diff.hunks) == ("torch/x.py", True, ())
+    assert [other.path for other in others] == (["torch/z.py"] if b"@@" in end else [])
+    assert apply_diff(diff, None) == b""
+    assert apply_diff(reversed_diff(diff), b"") is None
+    with pytest.raises(InstallError, match="there already"):
+        apply_diff(diff, b"")
+    with pytest.raises(InstallError, match="more lines"):
+        apply_diff(reversed_diff(diff), b"a\n")
+
+
+def test_what_git_says_of_a_file_with_hunks_is_read():
+    for head, rest in (
+        (b"index 1111111..2222222 100644\n", CHANGED),
+        (b"new file mode 100644\n", ADDED),
+        (b"", CHANGED),
+    ):
+        (diff,) = parse_diff(HEAD + head + rest)
+        assert (diff.path, len(diff.hunks), diff.creates) == ("torch/x.py", 1, rest is ADDED)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -117,6 +150,19 @@ def test_white_space_is_no_less_than_other_bytes(there, which):
         (b"--- a/torch/\xff.py\n+++ b/torch/\xff.py\n@@ -1 +1 @@\n-a\n+b\n", "ASCII"),
         (b"diff --git a/torch/x.py b/torch/y.py\nrename from torch/x.py\n", "nothing else"),
         (b"GIT binary patch\n", "nothing else"),
+        (HEAD + b"new file mode 120000\nindex 0000000..1111111\n" + ADDED, "plain ones"),
+        (HEAD + b"new file mode 160000\n", "plain ones"),
+        (HEAD + b"index 1111111..2222222 120000\n" + CHANGED, "plain ones"),
+        (HEAD + b"old mode 100644\nnew mode 100755\n", "nothing else"),
+        (HEAD + b"deleted file mode 100644\nindex e69de29..0000000\n", "nothing else"),
+        (HEAD + b"similarity index 100%\nrename from torch/x.py\nrename to torch/y.py\n", "nothing else"),
+        (HEAD + b"index 1111111..2222222 100644\n" + HEAD + CHANGED, "is changed"),
+        (HEAD, "is changed"),
+        (HEAD + b"new file mode 100644\n" + CHANGED, "one name"),
+        (HEAD.replace(b"b/torch/x", b"b/torch/z") + b"new file mode 100644\n", "one name"),
+        (HEAD + b"new file mode 100644\n" + ADDED.replace(b"x.py", b"y.py"), "one name"),
+        (HEAD.replace(b"x.py", b"x.txt") + b"new file mode 100644\n", "Python files"),
+        (b"diff --cc torch/x.py\nmode 100644,100644..100755\n", "nothing else"),
         (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1 +1 @@\n-a\n+b\n" * 2, "once"),
     ],
 )  # fmt: skip
