@@ -45,7 +45,7 @@ class Kept:
         size: bytes on disk.
         used: seconds since the epoch when it was last read or written; 0 of unfinished work, which no later
             run takes up.
-        lock: the folder that a run holds that may still work on it; None if there is none.
+        lock: the folder that a run holds that makes or uses it; None if there is none.
     """
 
     kind: str
@@ -71,7 +71,9 @@ def survey(cache: Path) -> tuple[Kept, ...]:
                 if lock is not None or path.name.startswith(_ASIDE) or time.time() - entry.used >= DAY:
                     found.append(replace(entry, used=0.0, lock=lock))
             else:
-                found.append(_entry(kind, path))
+                lock = _lock_of(kind, path)
+                if lock != path or _inside(path):
+                    found.append(replace(_entry(kind, path), lock=lock))
     return tuple(found)
 
 
@@ -81,7 +83,7 @@ def unused(entries: Sequence[Kept], days: float, now: float) -> tuple[Kept, ...]
 
 
 def prune(entries: Sequence[Kept]) -> int:
-    """Remove entries, but for unfinished work that a run holds; return how many bytes they had.
+    """Remove entries, but for those that a run holds; return how many bytes they had.
 
     Raises:
         OutputUnwritable: one cannot be removed; the others are.
@@ -92,7 +94,7 @@ def prune(entries: Sequence[Kept]) -> int:
             with _held(entry):
                 _remove(entry)
         except BuildBusy:
-            continue  # the run that holds it removes it
+            continue
         except (OSError, OutputUnwritable) as exc:
             failed.append((entry.path, exc))
             continue
@@ -117,6 +119,11 @@ def _held(entry: Kept) -> AbstractContextManager[object]:
 def _remove(entry: Kept) -> None:
     path = entry.path
     if path.is_dir() and not path.is_symlink():
+        if path == entry.lock:
+            # The lock in it stays: another run may wait for it.
+            for part in _inside(path):
+                _remove(replace(entry, path=part))
+            return
         if not path.name.startswith("."):
             aside = path.with_name(_ASIDE + path.name)
             remove_tree(aside)  # of a run that was interrupted
@@ -132,15 +139,17 @@ def _inside(folder: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(LOCK_NAME) and path.name != _LOCKS]
 
 
-def _lock_of(kind: str, unfinished: Path) -> Path | None:
-    """Return the folder that the run holds that makes this."""
-    if unfinished.name.startswith(_ASIDE):
+def _lock_of(kind: str, path: Path) -> Path | None:
+    """Return the folder that a run holds that makes or uses this."""
+    if path.name.startswith(_ASIDE):
         return None
     if kind == "wheels":
-        return unfinished.parent
-    if kind == "envs":  # ".part-NAME" and ".old-NAME"
-        return unfinished.parent / _LOCKS / unfinished.name.partition("-")[2]
-    return None
+        return path.parent
+    if kind == "envs":  # "NAME"; unfinished: ".part-NAME" and ".old-NAME"
+        name = path.name.partition("-")[2] if path.name.startswith(".") else path.name
+        return path.parent / _LOCKS / name
+    # One that was never held gets no lock: it may be a link, and what it leads to is not ours.
+    return path if kind == "sources" and (path / LOCK_NAME).exists() else None
 
 
 def _entry(kind: str, path: Path) -> Kept:

@@ -13,7 +13,7 @@ from m8d_build.cli import main
 from m8d_build.errors import OutputUnwritable
 from m8d_build.files import cachedir
 from m8d_build.files.cachedir import KINDS, prune, survey, unused
-from m8d_build.files.lock import hold
+from m8d_build.files.lock import LOCK_NAME, hold
 from m8d_build.settings import REPO_ROOT
 
 NOW = 1_000_000_000.0
@@ -96,14 +96,30 @@ def test_what_a_killed_run_leaves_is_shown_and_goes(cache: Path) -> None:
         (LEFT[0], "work/torch-2.6.0-cp311"),
         (LEFT[1], "wheels"),
         (LEFT[2], "envs/.locks/tests-cp311-0"),
+        ("envs/torch-2.6.0-abc-cp311", "envs/.locks/torch-2.6.0-abc-cp311"),
+        ("envs/tests-cp311-0", "envs/.locks/tests-cp311-0"),
+        ("sources/v2.6.0", "sources/v2.6.0"),
+        ("wheels/torch.whl", "wheels"),
     ],
 )
 def test_what_a_run_works_on_stays(cache: Path, place: str, lock: str) -> None:
     leave(cache, place)
     with hold(cache / lock, what="build"):
-        left = unused([entry for entry in survey(cache) if entry.path == cache / place], 0, NOW)
+        left = [entry for entry in survey(cache) if entry.path == cache / place]
         assert (len(left), prune(left)) == (1, 0)
     assert (cache / place / "half").exists()
+
+
+def test_sources_that_were_held_go_and_their_lock_stays(cache: Path) -> None:
+    """A run that waits for the lock goes on with it."""
+    leave(cache, "sources/v2.6.0/git/tree", "sources/v2.6.0/.work-distro")
+    with hold(cache / "sources/v2.6.0", what="fetch"):
+        pass
+    lock = (cache / "sources/v2.6.0" / LOCK_NAME).stat().st_ino
+    assert prune([entry for entry in survey(cache) if entry.kind == "sources"]) >= 2 * 5000
+    assert [path.name for path in (cache / "sources/v2.6.0").iterdir()] == [LOCK_NAME]
+    assert (cache / "sources/v2.6.0" / LOCK_NAME).stat().st_ino == lock
+    assert "sources" not in {entry.kind for entry in survey(cache)}
 
 
 @pytest.mark.parametrize("place", ["objects/.part-abc", "headers/.torch-abc.xyz", "deflate/.part-abc"])
