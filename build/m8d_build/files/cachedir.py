@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.errors import BuildBusy, OutputUnwritable
@@ -14,7 +16,6 @@ from m8d_build.files.lock import CACHE_OPTION, LOCK_NAME, hold
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
 __all__ = ["KINDS", "Kept", "prune", "survey", "unused"]
 
@@ -135,7 +136,10 @@ def _remove(entry: Kept) -> None:
 
 def _inside(folder: Path) -> list[Path]:
     """Return what lies in a folder, locks left out."""
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        found = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # or another run has just removed it
+        found = []
     return [path for path in found if not path.name.startswith(LOCK_NAME) and path.name != _LOCKS]
 
 
@@ -166,5 +170,7 @@ def _entry(kind: str, path: Path) -> Kept:
 
 def _files(path: Path) -> Iterator[Path]:
     yield path
-    if path.is_dir() and not path.is_symlink():
-        yield from path.rglob("*")
+    if not path.is_symlink():
+        # Unlike `rglob`, it passes over a folder that another run has just removed.
+        for folder, folders, files in os.walk(path):
+            yield from (Path(folder, name) for name in (*folders, *files))

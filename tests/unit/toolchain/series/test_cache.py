@@ -5,6 +5,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,9 @@ from m8d_build.files import cachedir
 from m8d_build.files.cachedir import KINDS, prune, survey, unused
 from m8d_build.files.lock import LOCK_NAME, hold
 from m8d_build.settings import REPO_ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOW = 1_000_000_000.0
 
@@ -129,6 +133,27 @@ def test_unfinished_work_without_a_lock_goes_after_a_day(cache: Path, place: str
     for path in (cache / place / "half", cache / place):
         os.utime(path, (NOW, NOW))
     assert cache / place in {entry.path for entry in unused(survey(cache), 30, NOW)}
+
+
+@pytest.mark.parametrize("gone", ["objects/a/b", "objects/a", "work/torch-2.6.0/build", "work/torch-2.6.0"])
+def test_a_folder_that_vanishes_meanwhile_is_no_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """A build that runs moves and removes folders while the cache is shown."""
+    leave(cache, "objects/a/b/c", "work/torch-2.6.0/build/parts")
+
+    def vanishing(real: Callable[..., object]) -> Callable[..., object]:
+        def listing(path: object) -> object:
+            if isinstance(path, (str, Path)) and Path(path) == cache / gone:
+                (cache / gone).rename(cache.parent / "elsewhere")
+            return real(path)
+
+        return listing
+
+    monkeypatch.setattr(os, "scandir", vanishing(os.scandir))
+    monkeypatch.setattr(Path, "iterdir", vanishing(Path.iterdir))
+    assert "objects" in shown(cache)
+    assert not (cache / gone).exists()
 
 
 def test_a_folder_is_as_young_as_its_youngest_file(cache: Path) -> None:
