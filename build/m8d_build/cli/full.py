@@ -112,7 +112,6 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         patches=len(series.patches),
         from_git=options.source == "git",
     )
-    problems = [*preflight(need, machine), *_source_problem(args.source)]
     plan = plan_full(
         target,
         recipe,
@@ -120,6 +119,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         _inputs(series, recipes, target.version),
         cxx11_abi=bool(target.abi and target.abi.cxx11_abi),
     )
+    problems = [*preflight(need, machine), *_source_problem(args.source, plan.layout.work)]
     if args.plan:
         _show(plan, problems, console, as_json=args.json)
         return 0
@@ -155,15 +155,25 @@ def _inputs(series: Series, recipes: Recipes, version: str) -> Inputs:
     )
 
 
-def _source_problem(source: str) -> list[Problem]:
-    if source != DISTRO:
+def _source_problem(source: str, work: Path) -> list[Problem]:
+    if source == DISTRO:
+        return [
+            Problem(
+                "source",
+                "the distribution's source package",
+                "it lacks PyTorch's submodules, which a full build takes",
+                "Use --source git, or a recursive clone",
+            )
+        ]
+    tree, folder = Path(source).resolve(), work.resolve()
+    if source in {"auto", "git"} or not (folder.is_relative_to(tree) or tree.is_relative_to(folder)):
         return []
     return [
         Problem(
             "source",
-            "the distribution's source package",
-            "it lacks PyTorch's submodules, which a full build takes",
-            "Use --source git, or a recursive clone",
+            f"{folder}, where it is built, and --source {tree}",
+            "neither lies in the other, as the tree is copied, and stays as it is",
+            "Name a folder outside of the tree with --out",
         )
     ]
 

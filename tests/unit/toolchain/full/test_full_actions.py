@@ -481,6 +481,33 @@ def test_a_machine_that_cannot_is_refused_with_every_reason_and_nothing_is_made(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("inside", ["out/deep", "out/link"])
+def test_a_folder_in_the_tree_that_is_copied_is_refused(repository, tmp_path, inside):
+    """The copy would be copied into itself."""
+    tree = make_tree(tmp_path / "tree")
+    out = tree / inside
+    if inside.endswith("link"):
+        out = tmp_path / "link"
+        out.symlink_to(tree / "third_party")
+    words = ("--torch", "2.6.0", "--source", str(tree), "--out", str(out))
+    with pytest.raises(
+        PreflightFailed, match=r"(?s)neither lies in the other.*outside of the tree with --out"
+    ):
+        execute(repository, *words)
+    assert "neither lies in the other" in execute(repository, *words, "--plan")[1]
+    assert not list(tree.rglob("full-*"))
+    assert "neither lies" not in execute(repository, *words[:4], "--out", str(tmp_path), "--plan")[1]
+
+
+def test_a_tree_in_the_folder_where_it_is_built_is_refused(repository, tmp_path):
+    """The step that copies it removes that folder first."""
+    plan = json.loads(execute(repository, "--torch", "2.6.0", "--plan", "--json")[1])
+    tree = make_tree(Path(plan["work"]) / "pytorch")
+    with pytest.raises(PreflightFailed, match="neither lies in the other"):
+        execute(repository, "--torch", "2.6.0", "--source", str(tree), "--fresh")
+    assert (tree / "setup.py").exists()
+
+
 @pytest.mark.compiler
 def test_the_command_builds_and_says_how_to_install(repository, tmp_path, machine, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
