@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build.cli._common import choose_target, python_tag
 from m8d_build.errors import OutputUnwritable
-from m8d_build.files.disk import needs_room
+from m8d_build.files.disk import copy_sources, needs_room
 from m8d_build.progress import Progress, Silent
 from m8d_build.sources import CHOICES, SPARSE, fetch_source
 
@@ -45,7 +45,8 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """Fetch, copy if asked to, and print the tree's path and origin.
 
     Raises:
-        BuildError: as m8d_build.sources.fetch_source; OutputUnwritable: ``--out`` is not an empty folder.
+        BuildError: as m8d_build.sources.fetch_source; OutputUnwritable: ``--out`` is not an empty folder;
+            WrongTree: something in the tree cannot be copied.
     """
     target = choose_target(args, settings, python_tag(None))
     out: Path | None = args.out.absolute() if args.out else None
@@ -91,7 +92,7 @@ def _copy(tree: SourceTree, out: Path) -> Path:
                 making.mkdir()
                 for folder in SPARSE:
                     if (tree.root / folder).is_dir():
-                        shutil.copytree(tree.root / folder, making / folder, symlinks=True)
+                        copy_sources(tree.root / folder, making / folder)
                 for file in tree.root.iterdir():
                     if file.is_file() and not file.is_symlink():
                         shutil.copy2(file, making / file.name)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from m8d_build.errors import CommandFailed, DiskFull
+from m8d_build.errors import CommandFailed, DiskFull, WrongTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["move_into_place", "needs_room", "remove_tree"]
+__all__ = ["copy_sources", "move_into_place", "needs_room", "remove_tree"]
 
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_SHOWN = 3  # of the errors of one copy
 FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "You don't have enough free space")
 
 
@@ -40,6 +42,32 @@ def needs_room(folder: Path, what: str) -> Iterator[None]:
         if any(text in exc.tail for text in FULL_TEXTS):
             raise _full(folder, what) from exc
         raise
+
+
+def copy_sources(source: Path, to: Path) -> None:
+    """Copy a folder of sources with all in it, links as links.
+
+    Args:
+        source: the folder.
+        to: its copy, made here.
+
+    Raises:
+        OSError: the disk is full, or the copy cannot be made at all.
+        WrongTree: some of it cannot be copied; the rest was.
+    """
+    try:
+        shutil.copytree(source, to, symlinks=True)
+    except shutil.Error as exc:
+        # It has no number of its own: there is the text of each error, after the places.
+        whys = [str(why) for *_, why in exc.args[0]]
+        for number in FULL_ERRNOS:
+            if any(why.startswith(f"[Errno {number}]") for why in whys):
+                raise OSError(number, os.strerror(number), str(to)) from exc
+        more = f"; and {len(whys) - _SHOWN} more" if len(whys) > _SHOWN else ""
+        raise WrongTree(
+            f"{source} could not be copied: {'; '.join(whys[:_SHOWN])}{more}",
+            next_step="Correct what cannot be read there",
+        ) from exc
 
 
 def move_into_place(folder: Path, final: Path) -> None:

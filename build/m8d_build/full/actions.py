@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.errors import BlobMismatch, CheckFailed, PrerequisiteMissing, WrongTree
+from m8d_build.files.disk import copy_sources
 from m8d_build.full.portable import Tools, built_wheel, finish_wheel
 from m8d_build.full.steps import Act
 from m8d_build.proc import run
@@ -220,11 +221,7 @@ def _copy(source: Path, tree: Path) -> None:
     if beside.exists():
         shutil.rmtree(beside)
     try:
-        shutil.copytree(source, beside, symlinks=True)
+        copy_sources(source, beside)
         beside.replace(tree)
-    except shutil.Error as exc:
-        raise WrongTree(
-            f"{source} could not be copied: {exc}", next_step="Correct what cannot be read there"
-        ) from exc
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import base64
+import errno
 import hashlib
 import io
 import json
+import os
+import shutil
 import subprocess
 import zipfile
 from dataclasses import fields, replace
@@ -20,6 +23,7 @@ from m8d_build.errors import (
     BlobMismatch,
     CheckFailed,
     CommandFailed,
+    DiskFull,
     PreflightFailed,
     PrerequisiteMissing,
     WheelInvalid,
@@ -31,7 +35,7 @@ from m8d_build.full.environment import Route, RouteKind
 from m8d_build.full.plan import plan_full
 from m8d_build.full.portable import built_wheel, platform_tag, rpath_of, shared_libraries
 from m8d_build.full.recipes import load_recipes
-from m8d_build.full.steps import Command, FullOptions, Inputs
+from m8d_build.full.steps import Act, Action, Command, FullOptions, Inputs, Layout, Step
 from m8d_build.progress import Silent
 from m8d_build.series.read import Series, load_series
 from m8d_build.settings import Settings
@@ -121,6 +125,34 @@ def test_a_tree_that_is_not_the_tags_is_refused(tmp_path, name, text, error, mes
     with pytest.raises(error, match=message) as caught:
         check_tree(tree, make_target())
     assert "--allow-unverified" not in str(caught.value), "the full build has no such option"
+
+
+@pytest.mark.parametrize(("full", "error"), [(True, DiskFull), (False, WrongTree)])
+def test_a_copy_that_fails_says_why_in_a_few_words(tmp_path, monkeypatch, full, error):
+    """A full disk is one, whatever else could not be copied; of many errors the first ones are shown."""
+    tree, copy = make_tree(tmp_path / "tree"), shutil.copyfile
+
+    def failing(source, to, **more):
+        if Path(source).parent.name == "many":
+            code = errno.ENOSPC if full and Path(source).name == "5" else errno.EACCES
+            raise OSError(code, os.strerror(code), str(source))
+        return copy(source, to, **more)
+
+    (tree / "many").mkdir()
+    for number in range(10):
+        (tree / "many" / str(number)).touch()
+    monkeypatch.setattr(shutil, "copyfile", failing)
+    layout = Layout.of("2.6.0", "cu124", "3.11", tmp_path / "out")
+    action = Action(Act.COPY_TREE, (("source", str(tree)), ("tree", str(layout.tree))))
+    step = Step("sources", "get the sources", (action,), makes=(), next_step="-")
+    series = make_series(tmp_path / "patches")
+    plan = replace(real_plan(tmp_path, {"micromamba": "", "git": ""}, series), layout=layout, steps=(step,))
+    with pytest.raises(error) as caught:
+        run_full(plan, actions_of(tmp_path, series), Silent())
+    assert not list(layout.work.glob("*pytorch*"))
+    if not full:
+        assert caught.value.value.count("Permission denied") == 3
+        assert caught.value.value.endswith("; and 7 more")
 
 
 def test_libraries_get_the_names_cmake_looks_for(tmp_path):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import json
+import os
 import shutil
 
 import pytest
@@ -20,6 +22,7 @@ from m8d_build.cli import fetch as fetch_command
 from m8d_build.errors import (
     DiskFull,
     OutputUnwritable,
+    WrongTree,
 )
 from m8d_build.progress import Console
 
@@ -91,4 +94,28 @@ def test_a_stopped_copy_leaves_nothing(target, settings, tmp_path, monkeypatch, 
     monkeypatch.setattr(shutil, "copy2", stopped)
     with pytest.raises(error):
         run_fetch(settings, "--source", str(root), "--out", str(out))
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        (errno.ENOSPC, DiskFull, "no room left under {out}"),
+        (errno.EDQUOT, DiskFull, "no room left under {out}"),
+        (errno.EACCES, WrongTree, "could not be copied: [Errno 13]"),
+    ],
+)
+def test_errors_that_a_copied_folder_has_collected_are_told(
+    target, settings, tmp_path, monkeypatch, code, error, says
+):
+    """shutil goes on after each of them, and raises an error without a number at the end."""
+    root, out = write_tree(tmp_path / "mine", FILES), tmp_path / "new" / "copy"
+
+    def failing(source, to, **_):
+        raise OSError(code, os.strerror(code), str(to))
+
+    monkeypatch.setattr(shutil, "copyfile", failing)
+    with pytest.raises(error) as caught:
+        run_fetch(settings, "--source", str(root), "--out", str(out))
+    assert says.format(out=out) in str(caught.value)
     assert list(out.parent.iterdir()) == []
