@@ -55,6 +55,8 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
 
     Headers that the patches change stay the official ones: they are not known here. ``overlay`` replaces
     them.
+    The wheel counts as unverified, in its label and its statement: the library names its topics, but no
+    digest of the patches that it was built from.
 
     Raises:
         WheelInvalid, WheelMismatch, WheelAlreadyPatched: the wheel is not the target's official one.
@@ -91,6 +93,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         facts = read_facts(wheel, installed=unpacked)
         facts.check_against(target)
         grafted = graft_edits(unpacked / GRAFTED, args.overlay)
+        # It names its topics, but no digest of their patches: what it was built from is not known.
         library = [file_input(args.overlay.name, file_sha256(args.overlay))]
         made = write_patched(
             wheel,
@@ -102,7 +105,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             grafted,
             settings,
             inputs=library,
-            unverified=() if on_record else (wheel.path.name,),
+            unverified=(*(() if on_record else (wheel.path.name,)), args.overlay.name),
         )
     if args.json:
         print_json(console, {"path": str(made.path), "size": made.size, "sha256": made.sha256})

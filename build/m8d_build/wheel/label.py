@@ -3,7 +3,7 @@
 ``targets.toml`` records a number for each version, and the digest of the patches it stands for. A wheel with
 other patches (edited in a checkout, or of a version that has no number yet) carries their digest instead, so
 that no two wheels with different patches have the same version. One that was made from what is not on record
-(``--allow-unverified``) says so too.
+(``--allow-unverified``, or a library that ``wheel`` was given) says so too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def local_label(official: str, target: Target, digest: str, *, verified: bool = 
         official: the official wheel's label; may be empty.
         target: the torch version.
         digest: of the patches, as `Series.digest`.
-        verified: whether official wheel and sources are those on record; "cu124.m8d2.unverified" if not.
+        verified: whether all it is made from is on record; "cu124.m8d2.unverified" if not.
     """
     ours = build_label(target, digest) + ("" if verified else ".unverified")
     return f"{official}.{ours}" if official else ours

@@ -74,6 +74,9 @@ def test_an_overlay_goes_into_an_official_wheel(tmp_path, call):
     assert found.consistent, found.disagreements
     assert found.bindings.moved == ("answer",)
     assert found.marker.overlay.file == OVERLAY
+    # The library says of which topics it is, and not of which patches.
+    assert open_wheel(path).version.local.endswith(".unverified")
+    assert found.notes == (f"made from inputs that are not those on record: {OVERLAY.rpartition('/')[2]}",)
     left = {p.name for p in (tmp_path / "out").iterdir() if not p.name.startswith(".m8d")}
     assert left == {path.name, f"{path.name}.provenance.json", f"{path.name}.cdx.json"}
 
@@ -104,7 +107,9 @@ def test_a_wheel_that_is_not_on_record_is_refused_unless_allowed(tmp_path, call,
     assert open_wheel(path).version.local.endswith(".unverified")
     found = inspect_wheel(path, tmp_path, symbols=False)
     assert found.consistent, found.disagreements
-    assert found.notes == (f"made from inputs that are not those on record: {official.name}",)
+    assert found.notes == (
+        f"made from inputs that are not those on record: {official.name}, {OVERLAY.rpartition('/')[2]}",
+    )
 
 
 def test_a_wheel_that_is_none_is_refused(tmp_path, call):
