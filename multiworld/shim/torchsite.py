@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._c10d.marker import find_torch
 from multiworld.errors import InstallError, MarkerError
+from multiworld.shim.loader import LOADER_ENTRY
 from multiworld.shim.record import Record
 
 if TYPE_CHECKING:
@@ -258,7 +259,12 @@ def find_folder(torch_dir: Path | None = None) -> Path:
         InstallError: this interpreter would import none, or the folder cannot be read.
     """
     if torch_dir is not None:
-        return torch_dir if is_there(torch_dir / "version.py") else torch_dir / "torch"
+        if is_there(torch_dir / "version.py"):
+            return torch_dir
+        package = torch_dir.absolute()
+        # Where torch was removed, the loader may be all that is left of the package.
+        left = package.name == "torch" and is_there(package.parent / LOADER_ENTRY)
+        return package if left else torch_dir / "torch"
     try:
         return find_torch()
     except MarkerError as exc:

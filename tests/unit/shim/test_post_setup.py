@@ -249,6 +249,19 @@ def test_what_is_left_where_conda_has_removed_torch_can_be_uninstalled(site, cap
 
 
 @pytest.mark.parametrize("relative", [False, True])
+def test_what_is_left_is_found_by_the_folder_of_the_package_too(site, capsys, monkeypatch, relative):
+    install(site)
+    for path in shimkit.FILES:
+        (site.root / path).unlink()
+    monkeypatch.chdir(site.torch)
+    folder = "." if relative else site.torch
+    code, said, _ = run(capsys, "--uninstall", "--torch", folder)
+    assert (code, (site.root / LOADER_ENTRY).exists()) == (0, False)
+    assert said.endswith("is removed; torch itself was gone.\n")
+    assert "there is no torch" in run(capsys, "--uninstall", "--torch", site.torch)[2]
+
+
+@pytest.mark.parametrize("relative", [False, True])
 def test_a_folder_that_held_nothing_but_torch_stays(tmp_path, capsys, monkeypatch, relative):
     site = shimkit.make_site(tmp_path / "v/lib/python3/site-packages")
     install(site)
