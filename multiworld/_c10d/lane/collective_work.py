@@ -86,7 +86,10 @@ class CollectiveWork(Work):  # type: ignore[misc, unused-ignore]
             else:
                 future.set_result(self.result())
 
-        pool.run(complete)
+        if self.is_success():
+            complete()  # torch's future of a work that was waited for is done, too
+        else:
+            pool.run(complete, later=True)
         return future
 
     def abort(self) -> NoReturn:
