@@ -244,6 +244,26 @@ def ddp_uneven_inputs_and_unused_parameters(seed: int) -> Iterator[None]:
 
 
 @feature
+def ddp_uneven_inputs_divided_by_who_is_left(seed: int) -> Iterator[None]:
+    rank, model = dist.get_rank(), nn.parallel.DistributedDataParallel(net(seed))
+    yield
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(2 + rank * 2):
+            model(batch(seed, rank)).sum().backward()
+            alone = net(seed)
+            alone(batch(seed, rank)).sum().backward()
+            own = [parameter.grad for parameter in alone.parameters()]
+            wanted = mean_gradients(seed) if step < 2 else own
+            for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+                close(parameter.grad, gradient)
+            model.zero_grad()
+    yield
+    tensor = mine(seed)
+    dist.all_reduce(tensor)
+    same(tensor, total(seed))
+
+
+@feature
 def ddp_comm_hook(seed: int) -> Iterator[None]:
     def hook(group, bucket):  # torch reads the annotations, as types and not as strings
         assert dist.get_world_size() == 2

@@ -353,6 +353,27 @@ def test_a_member_that_is_lost_while_a_model_is_made_is_told(cast):
     assert first.expect("told", SOON).cause == "crashed"
 
 
+def divides_by_who_is_left(me, size):
+    w = join(me, "w", me.rank, size)
+    with w:
+        net = model()
+        with net.join(divide_by_initial_world_size=False):
+            if me.rank == 1:
+                me.emit("in")
+                me.hear()
+            scalar = loss(net)  # asks how many still have inputs, which the backward pass divides by
+            me.emit("in")
+            me.emit("told", **outcome(scalar.backward))
+            me.hear()
+
+
+def test_a_member_that_is_lost_before_it_tells_that_it_has_inputs(cast):
+    first, second = both_in(cast, divides_by_who_is_left)
+    second.kill()
+    seen = first.expect("told", SOON)
+    assert (seen.kinds[0], seen.cause, seen.ranks) == ("BrokenWorldException", "crashed", (1,))
+
+
 def monitored(me, size, lost):
     w = join(me, "w", me.rank, size)
     with w:

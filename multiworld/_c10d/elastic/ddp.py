@@ -66,6 +66,9 @@ def install(patches: Patches) -> None:
     name = "_pre_forward"
     if name in vars(model):
         patches.set(model, name, _noted(vars(model)[name]))
+    name = "_set_forward_pass_work_handle"
+    if name in vars(_c.Reducer):
+        patches.set(_c.Reducer, name, _kept(vars(_c.Reducer)[name]))
     name = "_match_unused_params_allreduce"
     if name in vars(model):
         patches.set(model, name, _as_the_reducer(vars(_c.ProcessGroup)["allreduce"]))
@@ -136,6 +139,20 @@ def _noted(original: Any) -> Any:
         return original(model, *args, **kwargs)
 
     return pre_forward
+
+
+def _kept(original: Any) -> Any:
+    """Wrap `original`, by which a reducer gets a work that its backward pass waits for (`model.join()`).
+
+    It keeps the C++ half of it, which is over, and has a value, by its Python half alone.
+    """
+    works: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def set_forward_pass_work_handle(reducer: Any, work: Any, *args: Any, **kwargs: Any) -> None:
+        works[reducer] = work
+        original(reducer, work, *args, **kwargs)
+
+    return set_forward_pass_work_handle
 
 
 def _as_the_reducer(all_reduce: Any) -> Any:
