@@ -13,7 +13,6 @@ from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed import distributed_c10d as c10d
 
 from multiworld._c10d.lane.messages import MAX_TAG
 from multiworld._core.lane.operations import SizesDifferError
@@ -161,17 +160,17 @@ def _channel(group: Any, state: WorldState) -> Channel | None:
         return None
     rank_of = {rank: inside for inside, rank in enumerate(ranks)}
     number = number_in(group, state)
-    timeout = _given_timeout(group) if number else 0.0
+    timeout = _timeout_of(group) if number else 0.0
     return Channel(number, ranks, int(group.rank()), rank_of, timeout)
 
 
-def _given_timeout(group: Any) -> float:
-    """Return the seconds that `new_group` was given; 0 where it was given none, torch's half hour."""
+def _timeout_of(group: Any) -> float:
+    """Return the seconds of a group's operations, which are the world's where `new_group` was given none."""
     try:
         timeout = group._get_backend(_CPU).options._timeout
     except (AttributeError, RuntimeError):  # its messages go over the lane alone
         return 0.0
-    return 0.0 if timeout == c10d.default_pg_timeout else float(timeout.total_seconds())
+    return float(timeout.total_seconds())
 
 
 def ranks_of(group: Any, state: WorldState) -> tuple[int, ...]:
