@@ -48,7 +48,9 @@ def described(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     said, at = _CALLS[name]
     tensor = _first(args[at]) if at is not None and at < len(args) else None
     if tensor is not None:
-        said += f" of {tensor.nbytes} bytes of {str(tensor.dtype).removeprefix('torch.')}"
+        # Of a sparse tensor, which has no nbytes, as if it were dense: members may have different elements.
+        nbytes = tensor.numel() * tensor.element_size()
+        said += f" of {nbytes} bytes of {str(tensor.dtype).removeprefix('torch.')}"
     options = kwargs.get("opts", args[-1] if args else None)
     if hasattr(options, "reduceOp"):
         said += f", {_NAMES.get(hash(options.reduceOp), 'another operation')}"
