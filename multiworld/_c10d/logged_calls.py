@@ -34,10 +34,18 @@ _KINDS = {
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
     "recv_anysource": "recv",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
 """Methods of a ProcessGroup -> names in torch.distributed, where these differ."""
 
-_OF_INPUT = frozenset({"allgather", "_allgather_base", "all_gather_single", "gather"})
+_OF_INPUT = frozenset({
+    "allgather", "_allgather_base", "all_gather_single", "gather",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced",
+})  # fmt: skip
 """Methods whose second argument has one size on all members."""
 
 _ANY_SIZE = frozenset({"alltoall", "alltoall_base", "all_to_all_single", "barrier"})

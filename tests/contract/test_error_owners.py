@@ -374,6 +374,29 @@ def test_a_member_that_is_lost_before_it_tells_that_it_has_inputs(cast):
     assert (seen.kinds[0], seen.cause, seen.ranks) == ("BrokenWorldException", "crashed", (1,))
 
 
+def coalesces(me, size):
+    w = join(me, "w", me.rank, size)
+    group = w.group
+    me.emit("in")
+    if me.rank == 1:
+        me.hear()
+
+    def call():
+        with dist._coalescing_manager(group):
+            dist.all_reduce(torch.ones(1), group=group)
+
+    me.emit("told", **outcome(call), again=outcome(call)["kinds"][:1])
+    me.hear()
+
+
+def test_a_member_that_is_lost_in_coalesced_collectives_is_told(cast):
+    first, second = both_in(cast, coalesces)
+    second.kill()
+    seen = first.expect("told", SOON)
+    assert (seen.kinds[0], seen.cause, seen.ranks) == ("BrokenWorldException", "crashed", (1,))
+    assert seen.again == ["BrokenWorldException"]
+
+
 def monitored(me, size, lost):
     w = join(me, "w", me.rank, size)
     with w:

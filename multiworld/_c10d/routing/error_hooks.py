@@ -44,6 +44,11 @@ _c = torch._C._distributed_c10d
 # Methods of ProcessGroup that torch.distributed calls outside its decorated functions (isend, irecv and
 # batches).
 _METHODS = ("send", "recv", "recv_anysource")
+# Those that torch's coalescing manager ends in, under their names in all versions of torch.
+_COALESCED = (
+    "allreduce_coalesced", "allgather_coalesced", "allgather_into_tensor_coalesced",
+    "all_gather_single_coalesced", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced",
+)  # fmt: skip
 _FUNCTIONAL = (
     "all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_", "all_gather_into_tensor",
     "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor",
@@ -75,7 +80,7 @@ def install(patches: Patches) -> None:
     for name in _METHODS:
         if name in vars(_c.ProcessGroup):
             patches.set(_c.ProcessGroup, name, _posting(vars(_c.ProcessGroup)[name]))
-    for name in calls.METHODS:
+    for name in (*calls.METHODS, *_COALESCED):
         if name in vars(_c.ProcessGroup):
             patches.set(_c.ProcessGroup, name, _collective(vars(_c.ProcessGroup)[name]))
     if "monitored_barrier" in vars(_c.ProcessGroup):
@@ -301,11 +306,12 @@ def _not_over_gloo(owner: WorldState, name: str, group: Any, args: tuple[Any, ..
 def _collective(original: Any) -> Any:
     """Wrap `original`, a ProcessGroup's collective: over its world's lane, or as it is."""
     function, name = getattr(original, "__func__", original), original.__name__
+    carried = name in calls.METHODS
     compared = part_sizes.NEEDED and name in part_sizes.METHODS
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
-        if owner is not None and owner.collectives is not None and not _compiling():
+        if carried and owner is not None and owner.collectives is not None and not _compiling():
             try:
                 work = owner.collectives.posted(name, group, args, kwargs)
             except Exception as error:
