@@ -418,3 +418,20 @@ def test_a_monitored_barrier_tells_a_lost_member_from_a_late_one(cast, lost):
     told = first.expect("told", SOON)
     wanted = ("BrokenWorldException", "BROKEN") if lost else ("RuntimeError", "ACTIVE")
     assert (told.kinds[0], told.state) == wanted, told
+
+
+def late_outside(me, size):
+    w = join(me, "w", me.rank, size, timeout=SOON / 3)
+    group = w.group
+    me.emit("in")
+    if me.rank == 1:
+        me.hear()
+    me.emit("told", **outcome(lambda: dist.monitored_barrier(group)), state=w.state.name)
+    me.hear()
+
+
+def test_a_monitored_barrier_outside_of_the_block_has_the_worlds_timeout(cast):
+    first, _ = both_in(cast, late_outside)
+    told = first.expect("told", SOON)
+    assert (told.kinds[0], told.state) == ("RuntimeError", "ACTIVE"), told
+    assert f"{SOON / 3 * 1000:g}ms" in told.text.replace(" ", ""), told.text

@@ -28,6 +28,7 @@ def operations(group, peer):
         "recv": lambda: dist.recv(x, peer, group=group),
         "method": lambda: group.allreduce([x]).wait(),
         "objects": lambda: dist.all_gather_object([None, None], 1, group=group),
+        "monitored barrier": lambda: dist.monitored_barrier(group),
         "coalesced all_reduce": lambda: coalesced(group, dist.all_reduce, x),
         "coalesced all_gather": lambda: coalesced(group, dist.all_gather_into_tensor, torch.ones(2), x),
         "coalesced reduce_scatter": lambda: coalesced(group, dist.reduce_scatter_tensor, x, torch.ones(2)),

@@ -87,6 +87,8 @@ def install(patches: Patches) -> None:
         patches.set(
             _c.ProcessGroup, "monitored_barrier", _monitored(vars(_c.ProcessGroup)["monitored_barrier"])
         )
+    # What `monitored_barrier` asks first, which has no decorator.
+    patches.set(distributed_c10d, "get_backend", _asking(vars(distributed_c10d)["get_backend"]))
     for name in ("wait_tensor", "wait_tensors"):
         packet = getattr(torch.ops._c10d_functional, name, None)
         if packet is not None:
@@ -352,6 +354,23 @@ def _monitored(original: Any) -> Any:
                 del group, args, kwargs  # as above
 
     return _dressed(call, original)
+
+
+def _asking(original: Any) -> Any:
+    """`original`, a group's backend, for which torch's functions ask: of a world that is gone, its error."""
+
+    @functools.wraps(original)
+    def get_backend(group: Any = None) -> Any:
+        try:
+            return original(group)
+        except (TypeError, ValueError):
+            if isinstance(group, _c.ProcessGroup):
+                refuse(group)
+            raise
+        finally:
+            del group  # as above
+
+    return get_backend
 
 
 def _dressed(wrapper: Any, original: Any) -> Any:

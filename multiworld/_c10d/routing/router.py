@@ -229,8 +229,9 @@ def _naming(original: Any) -> Any:
 
 def _limiting(original: Any) -> Any:
     def get_default_timeout(*args: Any, **kwargs: Any) -> Any:
-        """Of what is given no timeout: in a world its own."""
-        state = current()
+        """Of what is given no timeout: in a world its own, or of the world whose group it is given."""
+        group = error_hooks.local(sys._getframe(1), "group")
+        state = (owner_of(group) if isinstance(group, c10d.ProcessGroup) else None) or current()
         if state is None or state.gloo is None:
             return original(*args, **kwargs)
         return dt.timedelta(seconds=state.gloo.timeout)
