@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import time
 
 import pytest
@@ -395,6 +396,27 @@ def test_a_member_that_is_lost_in_coalesced_collectives_is_told(cast):
     seen = first.expect("told", SOON)
     assert (seen.kinds[0], seen.cause, seen.ranks) == ("BrokenWorldException", "crashed", (1,))
     assert seen.again == ["BrokenWorldException"]
+
+
+def makes_groups(me, size, lane):
+    os.environ["M8D_LANE"] = lane
+    w = join(me, "w", me.rank, size)
+    with w:
+        dist.all_reduce(over_gloo())
+        me.emit("in")
+        if me.rank == 1:
+            me.hear()
+        me.emit("told", **outcome(dist.new_group), again=outcome(lambda: dist.new_subgroups(2)))
+    me.hear()
+
+
+@pytest.mark.parametrize("lane", ["1", "0"])
+def test_a_member_that_is_lost_while_a_group_is_made_is_told(cast, lane):
+    first, second = both_in(cast, makes_groups, lane=lane)
+    second.kill()
+    told = first.expect("told", SOON)
+    assert (told.kinds[0], told.cause, told.ranks) == ("BrokenWorldException", "crashed", (1,))
+    assert told.again["kinds"][0] == "BrokenWorldException"
 
 
 def monitored(me, size, lost):

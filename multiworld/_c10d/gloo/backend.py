@@ -24,6 +24,8 @@ from multiworld import settings
 from multiworld._c10d.gloo import devices, lane_only, listeners, sockets, unblocking
 from multiworld._c10d.last_holder import last_holder
 from multiworld._c10d.routing import selection
+from multiworld._c10d.routing.error_owner import guessed
+from multiworld._core.reraise import raise_instead
 from multiworld._net.host_address import LOOPBACK
 from multiworld._net.stores.torchstore import PollingStore
 
@@ -381,10 +383,16 @@ def _watching(original: Any) -> Any:
         try:
             made = original(*args, **kwargs)
             fresh = tuple(_made.groups)
-        except BaseException:
+        except BaseException as error:
             # A part of a group is no group.
             world.release(tuple(_made.groups))
-            raise
+            # Who joins explains it.
+            asked = None if world.joining or not isinstance(error, Exception) else state
+            try:
+                raise_instead(error, guessed(error, asked))
+            finally:
+                # A kept exception has this frame, and must not keep the world.
+                del args, kwargs, state, world, asked
         finally:
             _made.groups = outer
         group = made[0] if isinstance(made, tuple) else made
