@@ -22,7 +22,7 @@ from multiworld._core.reraise import as_new, raise_instead
 from multiworld._generation.error_translation import posting
 from multiworld.errors import MultiworldError
 from multiworld.events import State
-from multiworld.objects import ComingList
+from multiworld.objects import ComingList, OneGeneration
 from multiworld.operation_table import TABLE, better, call, peer
 from multiworld.turns import COLLECTIVE, RECEIVE, SEND, Turns, collective, message
 from multiworld.work import seen
@@ -103,7 +103,7 @@ class Aio:
             await self._raise(gen, exc)
         if lane is None or send is None:
             # No name for the work here: an error that is kept would keep it, and with it gloo's device.
-            started = await self._post_by_torch(gen, lambda: self._world.isend(tensor, dst, tag))
+            started = await self._post_by_torch(gen, lambda: self._of(gen).isend(tensor, dst, tag))
             await self._finish(gen, started)
             return
         await self._over(gen, lane, send)
@@ -113,13 +113,13 @@ class Aio:
 
         A receive that is cancelled is taken back: its message goes to the next one.
         """
+        gen = self._world._gen  # noqa: SLF001  (its own)
         if self._taken and self._turns.hold(ways := message(RECEIVE, src, tag, tensor)):
             turn = self._turns.take(ways)
             try:
-                return await self._recv_in_turn(turn, tensor, src, tag)
+                return await self._recv_in_turn(gen, turn, tensor, src, tag)
             finally:
                 turn.over()
-        gen = self._world._gen  # noqa: SLF001  (its own)
         try:
             lane = gen.lane
             receive = None
@@ -139,10 +139,11 @@ class Aio:
         assert receive.sender is not None  # noqa: S101  (it has a message)
         return receive.sender
 
-    async def _recv_in_turn(self, turn: Turn, tensor: Tensor, src: int | None, tag: int = 0) -> int:
+    async def _recv_in_turn(
+        self, gen: Generation, turn: Turn, tensor: Tensor, src: int | None, tag: int = 0
+    ) -> int:
         """`recv` once `turn` has come, which is not over then; the usual way does not pay for this call."""
         await turn.come()
-        gen = self._world._gen  # noqa: SLF001  (its own)
         lane = gen.lane
         if lane is None or not lane.takes(tensor):
             return await self._recv(gen, tensor, src, tag)
@@ -163,7 +164,7 @@ class Aio:
     async def _recv(self, gen: Generation, tensor: Tensor, src: int | None, tag: int) -> int:
         """Receive what torch carries. It cannot take back what was posted: cancelled, it stays so."""
         waiting = self._on_waiter(
-            _receiving(await self._post_by_torch(gen, lambda: self._world.irecv(tensor, src, tag)), src)
+            _receiving(await self._post_by_torch(gen, lambda: self._of(gen).irecv(tensor, src, tag)), src)
         )
         gen.watch(waiting)
         try:
@@ -176,32 +177,32 @@ class Aio:
 
     async def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> AioWork:
         """Start a send; await the returned work."""
+        gen = self._world._gen  # noqa: SLF001  (its own)
         turn = await self._turn(message(SEND, dst, tag, tensor)) if self._taken else None
         try:
-            gen = self._world._gen  # noqa: SLF001  (its own)
             post = self._post if _over_lane(gen, tensor) else self._post_by_torch
-            return AioWork(self, gen, await post(gen, lambda: self._world.isend(tensor, dst, tag)))
+            return AioWork(self, gen, await post(gen, lambda: self._of(gen).isend(tensor, dst, tag)))
         finally:
             if turn is not None:
                 turn.over()
 
     async def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> AioWork:
         """Start a receive; `tensor` holds the message once the returned work was awaited."""
+        gen = self._world._gen  # noqa: SLF001  (its own)
         turn = await self._turn(message(RECEIVE, src, tag, tensor)) if self._taken else None
         try:
-            gen = self._world._gen  # noqa: SLF001  (its own)
             post = self._post if _over_lane(gen, tensor) else self._post_by_torch
-            return AioWork(self, gen, await post(gen, lambda: self._world.irecv(tensor, src, tag)))
+            return AioWork(self, gen, await post(gen, lambda: self._of(gen).irecv(tensor, src, tag)))
         finally:
             if turn is not None:
                 turn.over()
 
     async def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[AioWork]:
         """Start the sends and receives of `p2p_op_list`; await each of the returned works."""
-        turn = await self._turn(_ways_of(p2p_op_list)) if self._taken else None
         gen = self._world._gen  # noqa: SLF001  (its own)
+        turn = await self._turn(_ways_of(p2p_op_list)) if self._taken else None
         try:
-            works = await self._post_by_torch(gen, lambda: self._world.batch_isend_irecv(p2p_op_list))
+            works = await self._post_by_torch(gen, lambda: self._of(gen).batch_isend_irecv(p2p_op_list))
         finally:
             if turn is not None:
                 turn.over()
@@ -272,8 +273,9 @@ class Aio:
 
     async def send_object_list(self, object_list: list[Any], dst: int, device: Any = None) -> None:
         """Send the objects of `object_list` to rank `dst`."""
-        turn = self._turns.take(message(SEND, dst, 0, device or self._world.device))
-        await self._in_turn(turn, functools.partial(self._world.send_object_list, object_list, dst, device))
+        here = self._of(self._world._gen)  # noqa: SLF001  (its own)
+        turn = self._turns.take(message(SEND, dst, 0, device or here.device))
+        await self._in_turn(turn, functools.partial(here.send_object_list, object_list, dst, device))
 
     async def recv_object_list(
         self, object_list: list[Any], src: int | None = None, device: Any = None, *, weights_only: bool = True
@@ -283,22 +285,24 @@ class Aio:
         One of the CPU that is cancelled before anything has come is taken back, as a tensor's receive is; all
         others are received nevertheless, and lost.
         """
-        device = device or self._world.device
+        gen = self._world._gen  # noqa: SLF001  (its own)
+        here = self._of(gen)
+        device = device or here.device
         coming = ComingList(object_list, device)
 
         def whole() -> int:
-            return self._world.recv_object_list(object_list, src, device, weights_only=weights_only)
+            return here.recv_object_list(object_list, src, device, weights_only=weights_only)
 
         def rest() -> int:
-            self._world.recv(coming.room(), sender)
+            here.recv(coming.room(), sender)
             coming.fill(sender, weights_only=weights_only)
             return sender
 
         turn = self._turns.take(message(RECEIVE, src, 0, device))
         call = whole
         try:
-            if _over_lane(self._world._gen, coming.sizes):  # noqa: SLF001  (its own)
-                sender = await self._recv_in_turn(turn, coming.sizes, src)
+            if _over_lane(gen, coming.sizes):
+                sender = await self._recv_in_turn(gen, turn, coming.sizes, src)
                 call = rest
         except BaseException:
             turn.over()
@@ -345,6 +349,10 @@ class Aio:
 
     # -- how -------------------------------------------------------------------------------------------------
 
+    def _of(self, gen: Generation) -> OneGeneration:
+        """The world in the generation in which an operation was called: the next one's members do not call it."""
+        return OneGeneration(self._world, gen)
+
     async def _over(self, gen: Generation, lane: MessagesOfWork, operation: Operation) -> None:
         """Wait until a message of the lane has come, or gone.
 
@@ -381,10 +389,10 @@ class Aio:
 
     async def _do(self, name: str, *args: Any) -> None:
         """Run the collective `name` to its end."""
-        if self._taken and self._turns.hold(COLLECTIVE):
-            await self._blocking(name, *args)
-            return
         row, gen = TABLE[name], self._world._gen  # noqa: SLF001  (its own)
+        if self._taken and self._turns.hold(COLLECTIVE):
+            await self._blocking(gen, name, *args)
+            return
         work = ending = entry = None
         try:
             lane = gen.collectives
@@ -405,7 +413,7 @@ class Aio:
                 await asyncio.sleep(0)
             return
         if lane is not None and lane.checks:  # to compare the calls blocks
-            await self._blocking(name, *args)
+            await self._blocking(gen, name, *args)
             return
         if row.post is not None and not by_torch:
             try:
@@ -537,13 +545,14 @@ class Aio:
 
     async def _objects(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Run the object collective `name` in its turn; cancelled before, it goes on: the other members wait for it."""
-        turn = self._turns.take(collective(self._world.device))
-        run = functools.partial(getattr(self._world, name), *args, **kwargs)
+        here = self._of(self._world._gen)  # noqa: SLF001  (its own)
+        turn = self._turns.take(collective(here.device))
+        run = functools.partial(getattr(here, name), *args, **kwargs)
         await self._in_turn(turn, run, goes_on=True)
 
-    async def _blocking(self, name: str, *args: Any) -> None:
+    async def _blocking(self, gen: Generation, name: str, *args: Any) -> None:
         """Run the collective `name` in its turn, as `_objects` does."""
-        run = functools.partial(self._world._do, name, False, *args)  # noqa: SLF001  (its own)
+        run = functools.partial(self._of(gen)._do, name, False, *args)  # noqa: SLF001  (its own)
         await self._in_turn(self._turns.take(COLLECTIVE), run, goes_on=True)
 
     async def _in_turn(self, turn: Turn, fn: Callable[[], Any], *, goes_on: bool = False) -> Any:
@@ -565,13 +574,9 @@ class Aio:
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         running: asyncio.Future[Any] = loop.create_future()
         running.add_done_callback(seen)
-        gen = self._world._gen  # noqa: SLF001  (its own)
 
         def run() -> Any:
             try:
-                # Of one that broke while this waited for its turn: the next generation's members do not call it.
-                if gen is not self._world._gen and gen.breakage is not None:  # noqa: SLF001  (its own)
-                    raise gen.error()
                 return context.run(fn)
             finally:
                 turn.over()

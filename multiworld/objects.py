@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["ComingList", "ObjectCollectives"]
+    from multiworld._generation.generation import Generation
+
+__all__ = ["ComingList", "ObjectCollectives", "OneGeneration"]
 
 _GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class) ([\w.]+)")
 
@@ -49,10 +51,10 @@ class ObjectCollectives(Collectives):
         """Send the objects of `object_list` to rank `dst`."""
         if not isinstance(object_list, tuple):
             _require_list("object_list", object_list)
-        device = device or self.device
+        here, device = _pinned(self), device or self.device
         parts = [_encode(each) for each in object_list]
-        self.send(_sizes(parts, device), dst)
-        self.send(_joined(parts, device), dst)
+        here.send(_sizes(parts, device), dst)
+        here.send(_joined(parts, device), dst)
 
     def recv_object_list(
         self,
@@ -63,9 +65,9 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> int:
         """Fill `object_list`, to its length, from rank `src` (None: any); returns the sender's rank."""
-        coming = ComingList(object_list, device or self.device)
-        sender = self.recv(coming.sizes, src)
-        self.recv(coming.room(), sender)
+        here, coming = _pinned(self), ComingList(object_list, device or self.device)
+        sender = here.recv(coming.sizes, src)
+        here.recv(coming.room(), sender)
         coming.fill(sender, weights_only=weights_only)
         return sender
 
@@ -79,21 +81,22 @@ class ObjectCollectives(Collectives):
     ) -> None:
         """Give every member the objects of `src`'s `object_list` (same length everywhere), in place."""
         _require_list("object_list", object_list)
-        device = device or self.device
-        mine = self.rank == src
+        here, device = _pinned(self), device or self.device
+        mine = here.rank == src
         parts = [_encode(each) for each in object_list] if mine else []
         sizes = _sizes(parts, device) if mine else _numbers(len(object_list), device)
-        self.broadcast(sizes, src)
+        here.broadcast(sizes, src)
         data = _joined(parts, device) if mine else _room(int(sizes.sum()), device)
-        self.broadcast(data, src)
+        here.broadcast(data, src)
         if not mine:
             object_list[:] = _split(data, sizes.tolist(), src, weights_only)
 
     def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
         """Fill `object_list` with everyone's `obj`, by rank; it is ``world_size`` long."""
         _require_list("object_list", object_list)
-        for rank, data in enumerate(self._gather_bytes(_encode(obj))):
-            object_list[rank] = obj if rank == self.rank else _decode(data, rank, weights_only)
+        here = _pinned(self)
+        for rank, data in enumerate(_gather_bytes(here, _encode(obj))):
+            object_list[rank] = obj if rank == here.rank else _decode(data, rank, weights_only)
 
     def gather_object(
         self,
@@ -104,18 +107,19 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> None:
         """Fill `dst`'s `object_gather_list` with all ranks' `obj`: ``world_size`` long, None elsewhere."""
-        if not 0 <= dst < self.world_size:
-            raise ValueError(f"dst {dst}. Ranks are 0 to {self.world_size - 1}. Name a member.")
-        if self.rank == dst and object_gather_list is None:
+        here = _pinned(self)
+        if not 0 <= dst < here.world_size:
+            raise ValueError(f"dst {dst}. Ranks are 0 to {here.world_size - 1}. Name a member.")
+        if here.rank == dst and object_gather_list is None:
             raise ValueError(
-                f"object_gather_list is None on rank {dst}, which gathers. Give a list of {self.world_size}."
+                f"object_gather_list is None on rank {dst}, which gathers. Give a list of {here.world_size}."
             )
-        if self.rank == dst:
+        if here.rank == dst:
             _require_list("object_gather_list", object_gather_list)
-        datas = self._gather_bytes(_encode(obj))
-        if self.rank == dst and object_gather_list is not None:
+        datas = _gather_bytes(here, _encode(obj))
+        if here.rank == dst and object_gather_list is not None:
             for rank, data in enumerate(datas):
-                object_gather_list[rank] = obj if rank == self.rank else _decode(data, rank, weights_only)
+                object_gather_list[rank] = obj if rank == here.rank else _decode(data, rank, weights_only)
 
     def scatter_object_list(
         self,
@@ -127,33 +131,52 @@ class ObjectCollectives(Collectives):
     ) -> None:
         """Put rank r's object of `src`'s list into ``scatter_object_output_list[0]`` of rank r."""
         _require_list("scatter_object_output_list", scatter_object_output_list)
-        objects = list(scatter_object_input_list or []) if self.rank == src else []
-        if self.rank == src and len(objects) != self.world_size:
+        here = _pinned(self)
+        objects = list(scatter_object_input_list or []) if here.rank == src else []
+        if here.rank == src and len(objects) != here.world_size:
             raise ValueError(
-                f"scatter_object_input_list has {len(objects)} objects. It has one per rank: {self.world_size}."
+                f"scatter_object_input_list has {len(objects)} objects. It has one per rank: {here.world_size}."
             )
         parts = [_encode(each) for each in objects]
-        sizes = _sizes(parts, self.device) if parts else _numbers(self.world_size, self.device)
-        self.broadcast(sizes, src)
+        sizes = _sizes(parts, here.device) if parts else _numbers(here.world_size, here.device)
+        here.broadcast(sizes, src)
         longest = int(sizes.max())
-        padded = [_joined([part.ljust(longest, b"\0")], self.device) for part in parts]
-        data = _room(longest, self.device)
-        self.scatter(data, padded or None, src)  # no message: those are the program's own
-        if self.rank == src:
+        padded = [_joined([part.ljust(longest, b"\0")], here.device) for part in parts]
+        data = _room(longest, here.device)
+        here.scatter(data, padded or None, src)  # no message: those are the program's own
+        if here.rank == src:
             scatter_object_output_list[0] = objects[src]
         else:
-            scatter_object_output_list[0] = _decode(data[: int(sizes[self.rank])], src, weights_only)
+            scatter_object_output_list[0] = _decode(data[: int(sizes[here.rank])], src, weights_only)
 
-    def _gather_bytes(self, part: bytes) -> list[Tensor]:
-        """Everyone's bytes, by rank."""
-        device = self.device
-        sizes = [_numbers(1, device) for _ in range(self.world_size)]
-        self.all_gather(sizes, _sizes([part], device))
-        lengths = [int(size) for size in sizes]
-        longest = max(lengths)
-        datas = [_room(longest, device) for _ in range(self.world_size)]
-        self.all_gather(datas, _joined([part.ljust(longest, b"\0")], device))
-        return [data[:length] for data, length in zip(datas, lengths, strict=True)]
+
+class OneGeneration(ObjectCollectives):
+    """The collectives of a world in one of its generations: once that is over, each raises what it ended with.
+
+    Several steps, and what is posted after a wait, are one operation: none of it is the next generation's.
+
+    Args:
+        world: whose device is used.
+        gen: the generation.
+    """
+
+    def __init__(self, world: ObjectCollectives, gen: Generation) -> None:
+        self._world, self._gen = world, gen
+
+    @property
+    def rank(self) -> int:
+        """In the generation."""
+        return self._gen.rank
+
+    @property
+    def world_size(self) -> int:
+        """Of the generation."""
+        return self._gen.size
+
+    @property
+    def device(self) -> torch.device:
+        """The world's."""
+        return self._world.device
 
 
 class ComingList:
@@ -184,6 +207,22 @@ class ComingList:
             pickle.UnpicklingError: `weights_only` does not allow one of them.
         """
         self._list[:] = _split(self._data, self.sizes.tolist(), sender, weights_only)
+
+
+def _pinned(world: ObjectCollectives) -> OneGeneration:
+    return OneGeneration(world, world._gen)  # noqa: SLF001  (of this package)
+
+
+def _gather_bytes(here: OneGeneration, part: bytes) -> list[Tensor]:
+    """Everyone's bytes, by rank."""
+    device = here.device
+    sizes = [_numbers(1, device) for _ in range(here.world_size)]
+    here.all_gather(sizes, _sizes([part], device))
+    lengths = [int(size) for size in sizes]
+    longest = max(lengths)
+    datas = [_room(longest, device) for _ in range(here.world_size)]
+    here.all_gather(datas, _joined([part.ljust(longest, b"\0")], device))
+    return [data[:length] for data, length in zip(datas, lengths, strict=True)]
 
 
 def _require_list(name: str, given: object) -> None:

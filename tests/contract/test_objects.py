@@ -9,18 +9,15 @@ import tarfile
 import threading
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from kits.meetkit import until
 from test_world_more import alone, runs
 from waykit import without_lane, world
-from worldkit import PATIENCE
 
 import multiworld as mw
 from multiworld import aio, objects
-from multiworld.turns import COLLECTIVE
 
 
 class Trap:
@@ -202,15 +199,15 @@ def in_order(me, size):
     del size
     w = alone(me)
     seen = []
-    real = w.all_gather_object
+    real = objects.OneGeneration.all_gather_object
 
-    def slow(object_list, obj, **how):
+    def slow(self, object_list, obj, **how):
         seen.append(("begins", obj))
         asyncio.run(asyncio.sleep(0.01))  # the others could begin meanwhile
-        real(object_list, obj, **how)
+        real(self, object_list, obj, **how)
         seen.append(("ends", obj))
 
-    w.all_gather_object = slow
+    objects.OneGeneration.all_gather_object = slow
 
     async def main():
         tasks = [asyncio.create_task(w.aio.all_gather_object([None], n)) for n in range(6)]
@@ -346,28 +343,6 @@ def cancelled_before(me, size):
 
 def test_one_that_is_cancelled_before_its_turn_goes_on(cast):
     runs(cast, cancelled_before, 2)
-
-
-def test_one_whose_generation_broke_before_its_turn_is_none_of_the_next_ones():
-    class Generation:
-        breakage = None
-
-        def error(self):
-            return LookupError("this generation broke")
-
-    async def main():
-        world = SimpleNamespace(_gen=Generation())
-        made, ran = aio.Aio(world), []
-        first, second = (made._turns.take(COLLECTIVE) for _ in range(2))
-        running = made._begin(second, lambda: ran.append(True))
-        world._gen.breakage, world._gen = "broke", Generation()
-        first.over()
-        with pytest.raises(LookupError, match="this generation broke"):
-            await asyncio.wait_for(running, PATIENCE)
-        await asyncio.wait_for(made._begin(made._turns.take(COLLECTIVE), lambda: ran.append(False)), PATIENCE)
-        assert ran == [False]
-
-    asyncio.run(main())
 
 
 def unhindered(me, size):
