@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import operator
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from multiworld import reentry
 from multiworld._join.block import close_async
 from multiworld._join.join import join_async
 from multiworld.communicator import REMEMBERED, WorldCommunicator
@@ -154,7 +156,12 @@ class WorldManager:
         """Close every world of this process, all at once, as `World.close` does; the program goes on."""
         for name in list(self._worlds):
             self._forget(name)
-        registry.close_all(close_timeout(), ending=False)
+        seconds = close_timeout()
+        close = partial(registry.close_all, seconds, ending=False)
+        if reentry.in_the_middle():
+            reentry.in_time(close, seconds, "m8d-close-all")
+        else:
+            close()
 
     async def _joined(self, name: str, joining: asyncio.Future[World]) -> World:
         """Wait for a join; one that does not come about, or is not wanted any more, leaves nothing."""

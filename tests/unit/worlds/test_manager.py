@@ -7,6 +7,8 @@ import contextlib
 import threading
 
 import pytest
+from kits.meetkit import until
+from test_reentry import own
 
 from multiworld import manager as module
 from multiworld.communicator import (
@@ -65,6 +67,28 @@ def test_cleanup_closes_all_worlds_at_once(registry, monkeypatch):
     manager.remove_world("w1")  # another task may not know
     with pytest.raises(ValueError, match="does not exist"):
         manager.remove_world("w0")
+
+
+def test_cleanup_in_a_signals_handler_waits_for_nothing_that_the_interrupted_call_holds(registry, monkeypatch):
+    monkeypatch.setenv("M8D_CLOSE_TIMEOUT", "0.1")
+    manager, world, held = WorldManager(), FakeWorld("w", threading.Barrier(1)), threading.Lock()
+    registry.reserve("w")
+    registry.settle("w", world, 1, 0)
+
+    class Held:
+        def __enter__(self):
+            assert threading.current_thread() is not threading.main_thread(), "this would wait for itself"
+            held.acquire()
+
+        def __exit__(self, *_):
+            held.release()
+
+    monkeypatch.setattr(registry, "_lock", Held())
+    with held:
+        own(lambda: manager.cleanup())()  # noqa: PLW0108  (of the program, in the middle of the package's)
+        assert world.state is State.ACTIVE
+    until(lambda: world.state is State.CLOSED)
+    until(lambda: not any(each.name.startswith("m8d-close") for each in threading.enumerate()))
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
