@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["GRACE", "dismiss", "end"]
+__all__ = ["GRACE", "call", "dismiss", "end"]
 
 GRACE = 3.0
 """Seconds that the program's end waits for them at most, beyond the time for its worlds: on a host without a
@@ -62,6 +62,14 @@ _STEPS = (
 """What takes steps in the background."""
 
 _log = logger(__name__)
+
+
+def call(function: Callable[[], object], name: str) -> None:
+    """Call `function` in a daemon thread of that name; in this one where the process gets no other."""
+    try:
+        threading.Thread(target=function, daemon=True, name=name).start()
+    except RuntimeError:
+        function()
 
 
 def _loaded(names: tuple[tuple[str, str], ...]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from multiworld import background_threads
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
 from multiworld.exiting import failure
-from multiworld.logs.source import logger
+from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,17 +269,20 @@ class Registry:
         why = failure() if ending else None
         for each in closables:
             each.close(max(0.0, deadline - time.monotonic()))
-        closers = [
-            threading.Thread(
-                target=world._close,  # noqa: SLF001  (the registry owns the process's worlds)
-                args=(timeout, why or ""),
-                daemon=True,
-                name=f"m8d-close-{world.name}",
-            )
-            for world in open_worlds
-        ]
-        for closer in closers:
-            closer.start()
+        closers: list[threading.Thread] = []
+        others: list[RegisteredWorld] = []
+        for world in open_worlds:
+            close = world._close  # noqa: SLF001  (the registry owns the process's worlds)
+            name = f"m8d-close-{world.name}"
+            closer = threading.Thread(target=close, args=(timeout, why or ""), daemon=True, name=name)
+            try:
+                closer.start()
+            except RuntimeError:  # the process gets no other thread
+                others.append(world)
+            else:
+                closers.append(closer)
+        for world in others:
+            self._close_here(world, max(0.0, deadline - time.monotonic()), why or "")
         for closer in closers:
             closer.join(max(0.0, deadline - time.monotonic()))
         left = [closer for closer in closers if closer.is_alive()]
@@ -290,6 +293,12 @@ class Registry:
                 self._watchdog.stop(deadline)
             background_threads.end(deadline)
         return not left
+
+    def _close_here(self, world: RegisteredWorld, seconds: float, why: str) -> None:
+        try:
+            world._close(seconds, why)  # noqa: SLF001  (the registry owns the process's worlds)
+        except Exception:  # noqa: BLE001  (logged: the end goes on)
+            _log.exception("world %r: it could not be closed", world.name, extra=about(world.name))
 
     def _forked(self) -> None:
         """In a forked child, right after the fork."""

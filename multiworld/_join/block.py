@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+from multiworld import background_threads
 from multiworld._join.arguments import LAST_CALL
 from multiworld._join.join import join, join_async
 from multiworld.exiting import name_of
@@ -125,6 +125,7 @@ async def close_async(world: World, close: Callable[[], object] | None = None) -
     """`World.close`, or `close`, awaitable. A cancelled task does not wait for it, and it goes on to its end.
 
     It has a thread of its own: those of asyncio's executor may all be in calls that wait for this world.
+    Where the process gets no other thread this one closes it, and the loop waits.
     """
     loop = asyncio.get_running_loop()
     closed: asyncio.Future[None] = loop.create_future()
@@ -140,5 +141,5 @@ async def close_async(world: World, close: Callable[[], object] | None = None) -
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: no task waits
                 loop.call_soon_threadsafe(settle)
 
-    threading.Thread(target=work, daemon=True, name=f"m8d-close-{world.name}").start()
+    background_threads.call(work, f"m8d-close-{world.name}")
     await closed

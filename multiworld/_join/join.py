@@ -10,9 +10,10 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from multiworld import settings
+from multiworld import background_threads, settings
 from multiworld._core.state_machine import Announced, Joined, JoinFailed, Stage
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
     from multiworld.registry import RegisteredWorld
 
-__all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
+__all__ = ["join", "join_async", "join_planned", "no_thread", "rejoin", "rejoin_async"]
 
 _log = logger(__name__)
 
@@ -515,12 +516,7 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
     try:
         threading.Thread(target=work, args=(result,), daemon=True, name=f"m8d-join-{plan.name}").start()
     except RuntimeError as error:
-        raise JoinAbandonedError(
-            plan.name,
-            f"world {plan.name!r} could not be joined: {error}",
-            rule="A join runs in threads",
-            next_step="See how many this process may have (ulimit -u), then join again",
-        ) from error
+        raise no_thread(plan.name, error) from error
     try:
         return await asyncio.shield(result)
     except asyncio.CancelledError:
@@ -534,10 +530,18 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
         del result  # it has the error, which has this frame
 
 
+def no_thread(world: str, error: RuntimeError) -> JoinAbandonedError:
+    """Return what a join raises for which `error` says that no thread could be started."""
+    return JoinAbandonedError(
+        world,
+        f"world {world!r} could not be joined: {error}",
+        rule="A join runs in threads",
+        next_step="See how many this process may have (ulimit -u), then join again",
+    )
+
+
 def _close_late(result: asyncio.Future[World], taken: threading.Lock) -> None:
     """Close the world of a join that was cancelled when it had come about already, unless its thread does."""
     if not result.cancelled() and result.exception() is None and taken.acquire(blocking=False):
         world = result.result()
-        threading.Thread(
-            target=world.close, args=(UNDO_BUDGET,), daemon=True, name=f"m8d-close-{world.name}"
-        ).start()
+        background_threads.call(partial(world.close, UNDO_BUDGET), f"m8d-close-{world.name}")

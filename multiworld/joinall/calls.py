@@ -6,8 +6,10 @@ import asyncio
 import os
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
+from multiworld import background_threads
 from multiworld.joinall.joins import UNDO_BUDGET, JoinAllRequest, Joins
 from multiworld.work import seen
 
@@ -113,7 +115,7 @@ async def join_all_async(
             request.stop.set()
             late = request.ended
         if late:  # it had come about already
-            threading.Thread(target=joins.undo, args=(request,), daemon=True, name="m8d-join-all").start()
+            background_threads.call(partial(joins.undo, request), "m8d-join-all")
         await asyncio.wait({result}, timeout=UNDO_BUDGET)
         raise
     finally:

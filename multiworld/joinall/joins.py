@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from multiworld._core.reraise import as_new
+from multiworld._join.join import no_thread
 from multiworld.errors import JoinAbandonedError, MultiworldError
 from multiworld.events import State
 from multiworld.joinall.checks import check_names, check_state
@@ -206,12 +207,17 @@ class Joins:
                         call.request.holds.append(each)
         for name in mine:
             before = [call.pending[each] for each in call.after[name] if each in call.pending]
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._join_one,
                 args=(call.plans[name], call.pending[name], before, call.request, call.news),
                 daemon=True,
                 name=f"m8d-join-{name}",
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the other calls that share this join do not wait for it either
+                call.pending[name].error = no_thread(name, error)
+                self._ended(call.pending[name], call.news)
 
     def _await(self, call: _Call) -> None:
         """Wait until all joins have ended; their timeouts, and those of the joins before them, bound it."""
@@ -268,10 +274,13 @@ class Joins:
         except Exception as exc:  # noqa: BLE001  (raised by join_all)
             pending.error = _anew(exc)  # without its frames, which have `pending`
         finally:
-            with self._lock:
-                self._forget(self._pending, pending)
-            pending.done.set()
-            news.set()
+            self._ended(pending, news)
+
+    def _ended(self, pending: PendingJoin, news: threading.Event) -> None:
+        with self._lock:
+            self._forget(self._pending, pending)
+        pending.done.set()
+        news.set()
 
 
 def _anew(error: Exception) -> Exception:

@@ -168,6 +168,26 @@ def test_a_state_that_another_call_was_faster_with_is_refused(here, monkeypatch)
         here.call("x", state={"x": one})
 
 
+@pytest.mark.parametrize("without", [("x",), ("x", "y", "z")])
+def test_a_join_that_gets_no_thread_fails_and_may_be_tried_again(here, monkeypatch, without):
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name in {f"m8d-join-{name}" for name in without}:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", start)
+        with pytest.raises(
+            JoinAbandonedError, match=r"could not be joined: can't start new thread|comes after one"
+        ):
+            here.call()
+    assert not here.joins._pending
+    assert all(each.state is State.CLOSED for each in here.worlds.values())
+    assert set(here.call()) == set(NAMES)
+
+
 @pytest.fixture
 def slow(here, monkeypatch):
     """As `here`; the worlds are joined when the test lets them, "x" never. `start` calls in a thread."""

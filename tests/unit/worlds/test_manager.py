@@ -69,7 +69,9 @@ def test_cleanup_closes_all_worlds_at_once(registry, monkeypatch):
         manager.remove_world("w0")
 
 
-def test_cleanup_in_a_signals_handler_waits_for_nothing_that_the_interrupted_call_holds(registry, monkeypatch):
+def test_cleanup_in_a_signals_handler_waits_for_nothing_that_the_interrupted_call_holds(
+    registry, monkeypatch
+):
     monkeypatch.setenv("M8D_CLOSE_TIMEOUT", "0.1")
     manager, world, held = WorldManager(), FakeWorld("w", threading.Barrier(1)), threading.Lock()
     registry.reserve("w")

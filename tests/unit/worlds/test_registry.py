@@ -206,3 +206,31 @@ def test_closing_all_closes_all_and_ending_ends_joining():
     assert registry.close_all()
     with pytest.raises(InvalidJoinError, match="program ends"):
         registry.reserve("y")
+
+
+def test_without_a_thread_all_worlds_are_closed_here_and_the_end_goes_on(monkeypatch):
+    worlds, registry, started = [FakeWorld() for _ in range(4)], Registry(), []
+    for number, world in enumerate(worlds):
+        world.name = f"w{number}"
+        registry.reserve(world.name)
+        registry.settle(world.name, world, 1, 0)
+
+    def fails(*_):
+        raise ValueError("a step of its close fails")
+
+    def first_only(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread.name)
+        thread_start(thread)
+
+    thread_start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", first_only)
+    monkeypatch.setattr(worlds[1], "_close", fails)
+    ended = []
+    monkeypatch.setattr(background_threads, "end", ended.append)
+    assert registry.close_all(timeout=5.0)
+    assert started == ["m8d-close-w0"]
+    assert [world.state for world in worlds] == [State.CLOSED, State.ACTIVE, State.CLOSED, State.CLOSED]
+    assert all(0 < world.closed_with <= 5.0 for world in worlds[2:])
+    assert len(ended) == 1
