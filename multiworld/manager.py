@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import operator
+import threading
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multiworld import reentry
+from multiworld._join.arguments import make_plan
 from multiworld._join.block import close_async
-from multiworld._join.join import join_async
+from multiworld._join.join import join_planned_async
 from multiworld.communicator import REMEMBERED, WorldCommunicator
 from multiworld.errors import InvalidJoinError, JoinAbandonedError
 from multiworld.events import State
@@ -19,11 +21,26 @@ from multiworld.registry import registry
 from multiworld.world import close_timeout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
+    from multiworld._join.arguments import JoinPlan
     from multiworld.world import World
 
 __all__ = ["WorldManager"]
+
+
+class _Join(NamedTuple):
+    """Of a world that is being initialized.
+
+    Attributes:
+        joining: it.
+        given_up: set when the world is removed meanwhile.
+    """
+
+    joining: asyncio.Future[World]
+    given_up: threading.Event
 
 
 class WorldManager:
@@ -40,7 +57,7 @@ class WorldManager:
         self.enable_monitor = enable_monitor
         self._communicator = WorldCommunicator(self)
         self._worlds: dict[str, World | None] = {}
-        self._joins: dict[str, asyncio.Future[World]] = {}  # of those that are being initialized
+        self._joins: dict[str, _Join] = {}  # of those that are being initialized
         self._before: dict[str, World] = {}  # those that broke, while their names are initialized again
         self._removed: deque[str] = deque(maxlen=REMEMBERED)
 
@@ -91,27 +108,25 @@ class WorldManager:
                 next_step='Give one, as in addr="127.0.0.1"',
             )
         host = f"[{addr}]" if ":" in addr else addr
-        self.add_world(world_name, backend)
-        joining = asyncio.ensure_future(
-            join_async(
-                world_name,
-                rank,
-                world_size,
-                store=f"tcp://{host}:{port}",
-                backend=backend,
-                timeout=timeout,
-                device=device if backend != "gloo" else None,
-            )
+        given_up = threading.Event()
+        asked = partial(
+            make_plan,
+            world_name,
+            rank,
+            world_size,
+            f"tcp://{host}:{port}",
+            backend,
+            timeout,
+            None,
+            device if backend != "gloo" else None,
         )
-        self._joins[world_name] = joining
+        self.add_world(world_name, backend)
+        join = _Join(asyncio.ensure_future(_join(asked, given_up.is_set)), given_up)
+        self._joins[world_name] = join
         try:
-            world = await self._joined(world_name, joining)
+            world = await self._joined(world_name, join)
         finally:
-            del joining  # it has the error, which has this frame
-        del self._joins[world_name]
-        self._before.pop(world_name, None)
-        self._worlds[world_name] = world
-        self._communicator.set_world(world_name, world)
+            del join  # it has the error, which has this frame
         if backend.startswith("nccl"):
             try:
                 await self._connect(world, device)
@@ -163,57 +178,69 @@ class WorldManager:
         else:
             close()
 
-    async def _joined(self, name: str, joining: asyncio.Future[World]) -> World:
+    async def _joined(self, name: str, join: _Join) -> World:
         """Wait for a join; one that does not come about, or is not wanted any more, leaves nothing."""
         try:
-            await asyncio.wait({joining})  # cancelled where this task is: a removal cancels `joining` alone
+            await asyncio.wait({join.joining})  # cancelled where this task is: a removal cancels that alone
         except asyncio.CancelledError:
-            await self._give_up(name, joining)
+            await self._give_up(name, join)
             raise
         except BaseException:  # the task is destroyed, as its loop was closed
-            self._put_back(name, joining)
+            self._put_back(name, join)
             raise
-        world = _came_about(joining)
-        if self._joins.get(name) is not joining:
-            if world is not None:  # too late to cancel it
-                await close_async(world)
-            if world is not None or joining.cancelled():
+        world = _came_about(join.joining)
+        if world is None:
+            if not self._put_back(name, join) and join.joining.cancelled():
                 raise _removed_meanwhile(name)
-        elif world is None:
-            self._put_back(name, joining)
+        elif not self._publish(name, join, world):  # too late to cancel it
+            await close_async(world)
+            raise _removed_meanwhile(name)
         try:
-            return joining.result()  # or raise why there is none
+            return join.joining.result()  # or raise why there is none
         finally:
-            del joining  # it has the error, which has this frame
+            del join  # it has the error, which has this frame
 
-    async def _give_up(self, name: str, joining: asyncio.Future[World]) -> None:
+    async def _give_up(self, name: str, join: _Join) -> None:
         """Undo a join whose task was cancelled, perhaps in the moment in which it came about."""
-        while not joining.done():
-            joining.cancel()  # again where this task is cancelled again
+        while not join.joining.done():
+            join.joining.cancel()  # again where this task is cancelled again
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({joining})
+                await asyncio.wait({join.joining})
         try:
-            world = _came_about(joining)
+            world = _came_about(join.joining)
             if world is not None:
                 await close_async(world)
         finally:
-            self._put_back(name, joining)
+            self._put_back(name, join)
 
     def _forget(self, name: str) -> World | None:
         if name not in self._removed:
             self._removed.append(name)
         self._communicator.remove_world(name)
-        joining = self._joins.pop(name, None)
-        if joining is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed, which has cancelled it
-                joining.get_loop().call_soon_threadsafe(joining.cancel)
+        join = self._joins.pop(name, None)
         before = self._before.pop(name, None)
-        return self._worlds.pop(name, None) or before  # another thread may have removed it
+        world = self._worlds.pop(name, None) or before  # another thread may have removed it
+        if join is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed, which has cancelled it
+                join.joining.get_loop().call_soon_threadsafe(join.joining.cancel)
+            # Now, not when the loop has cancelled it: what initializes the name again waits for its end.
+            join.given_up.set()
+        return world
 
-    def _put_back(self, name: str, joining: asyncio.Future[World]) -> None:
-        """Have `name` mean what it meant before it was to be initialized, unless it was removed meanwhile."""
-        if self._joins.get(name) is not joining:
-            return
+    def _publish(self, name: str, join: _Join, world: World) -> bool:
+        """Have `name` mean `world`, which has come about; False if it was removed meanwhile."""
+        if self._joins.get(name) is not join:
+            return False
+        del self._joins[name]
+        self._worlds[name] = world
+        self._communicator.set_world(name, world)
+        self._before.pop(name, None)
+        return True
+
+    def _put_back(self, name: str, join: _Join) -> bool:
+        """Have `name` mean what it meant before it was initialized; False if it was removed meanwhile."""
+        if self._joins.get(name) is not join:
+            return False
         del self._joins[name]
         before = self._before.pop(name, None)
         if before is None:
@@ -222,6 +249,7 @@ class WorldManager:
         else:
             self._worlds[name] = before
             self._communicator.set_world(name, before)
+        return True
 
     async def _connect(self, world: World, device: Any) -> None:
         # NCCL builds its communicator with the first operation: do it now, so that the first message does not
@@ -229,6 +257,10 @@ class WorldManager:
         import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         await world.aio.all_reduce(torch.zeros(1, device=device if device is not None else world.device))
+
+
+async def _join(asked: partial[JoinPlan], given_up: Callable[[], bool]) -> World:
+    return await join_planned_async(asked(), given_up)
 
 
 def _is_port(port: object) -> bool:

@@ -76,12 +76,16 @@ class Reservation:
         registry: of the process.
         name: of the world.
         rank: that is asked for.
+        given_up: whether the join is undone, or its world closed where it came about already.
     """
 
-    def __init__(self, registry: Registry, name: str, rank: int) -> None:
+    def __init__(
+        self, registry: Registry, name: str, rank: int, given_up: Callable[[], bool] | None = None
+    ) -> None:
         self._registry = registry
         self._name = name
         self.rank = rank
+        self.given_up = given_up or _never
         self.world: RegisteredWorld | None = None
         self.generation = 0
 
@@ -97,6 +101,7 @@ class Registry:
         self._lock = threading.Lock()
         self._worlds: dict[str, RegisteredWorld] = {}
         self._joining: dict[str, object] = {}  # names that are being joined, by whom
+        self._made_by: dict[str, object] = {}  # the joins of `_worlds`
         self._last: dict[str, tuple[int, int]] = {}
         self._noted: dict[str, int] = {}
         self._watchdog: Watchdog | None = None
@@ -172,6 +177,16 @@ class Registry:
             self._joining[name] = join
             return there if there is not held else None
 
+    def being_undone(self, name: str) -> bool:
+        """Whether a join that was given up has the name still: another one of that name waits for its end."""
+        with self._lock:
+            self._check_fork()
+            there = self._worlds.get(name)
+            join = self._joining.get(name)
+            if join is None and there is not None and there.state is State.ACTIVE:
+                join = self._made_by.get(name)
+        return isinstance(join, Reservation) and join.given_up()
+
     def settle(
         self,
         name: str,
@@ -191,7 +206,7 @@ class Registry:
             before = self._worlds.get(name)
             if world is not None:
                 if world._gen.state is not State.CLOSED:  # noqa: SLF001  (a callback may have)
-                    self._worlds[name] = world
+                    self._worlds[name], self._made_by[name] = world, join
                 self._last[name] = (generation, rank)
         if before is not None and world is not None and before is not world:
             before._stop_listening()  # noqa: SLF001  (the registry owns the process's worlds)
@@ -206,6 +221,7 @@ class Registry:
         with self._lock:
             if self._worlds.get(name) is world:
                 del self._worlds[name]
+                self._made_by.pop(name, None)
             last = not self._worlds
         if last:
             background_threads.dismiss()
@@ -312,10 +328,14 @@ class Registry:
         # A forked child has copies of its parent's sockets and none of its threads: it starts from nothing,
         # and must not close what it does not own. Its joins are not judged by generations of its parent's.
         if os.getpid() != self._pid:
-            self._worlds, self._joining, self._watchdog = {}, {}, None
+            self._worlds, self._joining, self._made_by, self._watchdog = {}, {}, {}, None
             self._last, self._noted = {}, {}
             self._pid, self._hooked, self._ending = os.getpid(), False, False
             self._closables = weakref.WeakSet()
+
+
+def _never() -> bool:
+    return False
 
 
 def _before_threads_are_joined(fn: Callable[[], Any]) -> None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
     from multiworld.registry import RegisteredWorld
 
-__all__ = ["join", "join_async", "join_planned", "no_thread", "rejoin", "rejoin_async"]
+__all__ = ["join", "join_async", "join_planned", "join_planned_async", "no_thread", "rejoin", "rejoin_async"]
 
 _log = logger(__name__)
 
@@ -157,7 +157,7 @@ async def join_async(
         name, rank, world_size, store, backend, timeout, hang_timeout, device,
         seat=seat, on_loss=on_loss, last_call=last_call, state=state,
     )  # fmt: skip
-    return await _threaded(plan, lambda cancelled: _join(plan, None, cancelled))
+    return await join_planned_async(plan, threading.Event().is_set)
 
 
 def _refuse_unknown(function: str, unknown: Mapping[str, object]) -> None:
@@ -171,6 +171,11 @@ def _refuse_unknown(function: str, unknown: Mapping[str, object]) -> None:
 def join_planned(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
     """`join` with a plan that was made already; given up with JoinAbandonedError when `cancelled` says so."""
     return _join(plan, None, cancelled)
+
+
+async def join_planned_async(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
+    """`join_planned`, awaitable, as `join_async`."""
+    return await _threaded(plan, lambda stopped: _join(plan, None, lambda: stopped() or cancelled()))
 
 
 def rejoin(
@@ -247,6 +252,8 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     from multiworld._join import steps  # noqa: F401, PLC0415
 
     deadline = time.monotonic() + plan.timeout
+    while registry.being_undone(plan.name) and not cancelled() and time.monotonic() < deadline:
+        time.sleep(AGAIN)
     with contextlib.ExitStack() as lingering:
         tries = _Tries(lingering, known=world is not None and world._plan.meets_at == plan.store)  # noqa: SLF001  (joins make worlds)
         if not plan.assigned:
@@ -345,7 +352,7 @@ def _join_once(
     if cancelled():
         raise JoinAbandonedError(plan.name, f"{plan.who} of world {plan.name!r} gave up")
     machine = StateMachine(plan.name, plan.rank)
-    joined = Reservation(registry, plan.name, plan.rank)
+    joined = Reservation(registry, plan.name, plan.rank, cancelled)
     with contextlib.ExitStack() as kept:
         # First, and so done last: wherever an interrupt comes, the name is free then.
         kept.callback(joined.end)

@@ -252,7 +252,7 @@ class Joins:
         def stopped() -> bool:
             """Whether no call wants it any more."""
             with self._lock:
-                return all(each.stop.is_set() for each in pending.calls)
+                return not pending.kept and all(each.stop.is_set() for each in pending.calls)
 
         try:
             if pending.previous is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+import threading
 import time
 from pathlib import Path
 from queue import Queue
@@ -17,6 +18,7 @@ from multiworld import worlds
 from multiworld.communicator import BrokenWorldException, WorldCommunicator
 from multiworld.errors import JoinAbandonedError, UnknownWorldError
 from multiworld.manager import WorldManager
+from multiworld.registry import registry
 from multiworld.watchdog import WatchDog
 
 PATIENCE = 60
@@ -279,6 +281,43 @@ def test_cleanup_gives_up_what_is_being_initialized(cast):
 
 
 # -- the watchdog ---------------------------------------------------------------------------------------------------
+
+
+async def again(me, how):
+    """The world is initialized again while the join that was given up is still being undone."""
+    manager, undone, settle = WorldManager(), threading.Event(), registry.settle
+
+    def settled(name, world, *others):
+        if world is None:
+            undone.wait(PATIENCE)
+        settle(name, world, *others)
+
+    registry.settle = settled
+    first = asyncio.create_task(manager.initialize_world("w", 0, 2, port=port_of(me), timeout=PATIENCE))
+    while registry.joining() != ("w",):  # noqa: ASYNC110  (it is reserved in a thread)
+        await asyncio.sleep(0.01)
+    if how == "cleanup":
+        manager.cleanup()
+    else:
+        manager.remove_world("w")
+    second = asyncio.create_task(manager.initialize_world("w", 0, 1, port=port_of(me), timeout=PATIENCE))
+    with pytest.raises(JoinAbandonedError, match="was removed while it was being initialized"):
+        await first
+    assert not second.done()
+    undone.set()
+    await asyncio.wait_for(second, PATIENCE)
+    assert worlds()["w"].world_size == 1
+    manager.cleanup()
+    assert worlds() == {}
+
+
+def run_again(me, how):
+    asyncio.run(again(me, how))
+
+
+@pytest.mark.parametrize("how", ["remove_world", "cleanup"])
+def test_a_world_that_is_removed_while_it_is_initialized_may_be_initialized_again_at_once(cast, how):
+    assert cast.start(run_again, how=how).finish() == 0
 
 
 async def watching(me, size):

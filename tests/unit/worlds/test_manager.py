@@ -151,7 +151,7 @@ def broken():
 
 @pytest.fixture
 def joins(monkeypatch):
-    monkeypatch.setattr(module, "join_async", found := FakeJoins(late=False))
+    monkeypatch.setattr(module, "join_planned_async", found := FakeJoins(late=False))
     return found
 
 
@@ -236,13 +236,14 @@ class FakeJoins:
     def __init__(self, *, late):
         self.late, self.ends, self.worlds = late, [], []
 
-    async def __call__(self, name, *_, **__):
+    async def __call__(self, plan, given_up):
+        assert not given_up()
         end = asyncio.Event()
         self.ends.append(end)
         while not end.is_set():
             with contextlib.suppress(asyncio.CancelledError) if self.late else contextlib.nullcontext():
                 await end.wait()
-        self.worlds.append(FakeWorld(name, threading.Barrier(1)))
+        self.worlds.append(FakeWorld(plan.name, threading.Barrier(1)))
         return self.worlds[-1]
 
     async def begun(self, count):
@@ -274,7 +275,7 @@ async def ended(task):
 @pytest.mark.usefixtures("registry")
 def test_a_world_that_is_removed_while_it_is_initialized_does_not_become_active(monkeypatch, how, late):
     joins = FakeJoins(late=late)
-    monkeypatch.setattr(module, "join_async", joins)
+    monkeypatch.setattr(module, "join_planned_async", joins)
 
     async def main():
         manager, task = await initializing(joins)
@@ -303,7 +304,7 @@ def test_a_world_that_is_removed_while_it_is_initialized_does_not_become_active(
 @pytest.mark.usefixtures("registry")
 def test_a_world_of_an_earlier_attempt_is_closed_and_the_later_ones_stays(monkeypatch):
     joins = FakeJoins(late=True)
-    monkeypatch.setattr(module, "join_async", joins)
+    monkeypatch.setattr(module, "join_planned_async", joins)
 
     async def main():
         manager, first = await initializing(joins)
@@ -322,7 +323,7 @@ def test_a_world_of_an_earlier_attempt_is_closed_and_the_later_ones_stays(monkey
 
 @pytest.mark.usefixtures("registry")
 def test_a_cancelled_initialization_is_cancelled(monkeypatch):
-    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=False))
+    monkeypatch.setattr(module, "join_planned_async", joins := FakeJoins(late=False))
 
     async def main():
         manager, task = await initializing(joins)
@@ -338,7 +339,7 @@ def test_a_cancelled_initialization_is_cancelled(monkeypatch):
 @pytest.mark.usefixtures("registry")
 def test_a_cancelled_initialization_of_a_world_that_is_removed_is_cancelled(monkeypatch, late):
     """Else a task that tries again after every `JoinError` would outlive its cancellation."""
-    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=late))
+    monkeypatch.setattr(module, "join_planned_async", joins := FakeJoins(late=late))
 
     async def main():
         manager, task = await initializing(joins)
@@ -357,11 +358,11 @@ def test_a_cancelled_initialization_of_a_world_that_is_removed_is_cancelled(monk
 @pytest.mark.parametrize(("when", "times"), [("as it comes about", 1), ("before", 1), ("before", 2)])
 @pytest.mark.usefixtures("registry")
 def test_a_world_that_came_about_though_its_initialization_was_cancelled_is_closed(monkeypatch, when, times):
-    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=True))
+    monkeypatch.setattr(module, "join_planned_async", joins := FakeJoins(late=True))
 
     async def main():
         manager, task = await initializing(joins)
-        joining = manager._joins["w"]
+        joining = manager._joins["w"].joining
         if when == "as it comes about":
             joins.ends[0].set()
             while not joining.done():  # noqa: ASYNC110  (two tasks, one loop)

@@ -14,7 +14,7 @@ import pytest
 from multiworld import background_threads
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
-from multiworld.registry import Registry
+from multiworld.registry import Registry, Reservation
 
 
 class FakeWorld:
@@ -45,6 +45,27 @@ def test_a_name_is_joined_once_at_a_time():
     registry.settle("w", None)
     assert registry.reserve("w") is None
     assert registry.worlds() == {}
+
+
+def test_a_join_that_was_given_up_has_its_name_until_it_and_its_world_are_over():
+    registry, world, given_up = Registry(), FakeWorld(), []
+    join, other = Reservation(registry, "w", 0, lambda: bool(given_up)), Reservation(registry, "w", 0)
+    assert not registry.being_undone("w")
+    registry.reserve("w", None, join)
+    assert not registry.being_undone("w")
+    given_up.append(True)
+    assert registry.being_undone("w")
+    join.world = world  # it came about nevertheless
+    join.end()
+    assert registry.being_undone("w")
+    world.state = State.CLOSED
+    assert not registry.being_undone("w")
+    registry.remove("w", world)
+    registry.reserve("w", None, other)
+    assert not registry.being_undone("w")
+    other.world = FakeWorld()
+    other.end()
+    assert not registry.being_undone("w")
 
 
 def test_an_active_world_keeps_its_name():
