@@ -56,6 +56,7 @@ class WorldManager:
     def __init__(self, enable_monitor: bool = True) -> None:
         self.enable_monitor = enable_monitor
         self._communicator = WorldCommunicator(self)
+        self._lock = threading.RLock()  # a signal's handler may remove worlds in the middle
         self._worlds: dict[str, World | None] = {}
         self._joins: dict[str, _Join] = {}  # of those that are being initialized
         self._before: dict[str, World] = {}  # those that broke, while their names are initialized again
@@ -120,9 +121,10 @@ class WorldManager:
             None,
             device if backend != "gloo" else None,
         )
-        self.add_world(world_name, backend)
-        join = _Join(asyncio.ensure_future(_join(asked, given_up.is_set)), given_up)
-        self._joins[world_name] = join
+        with self._lock:
+            self.add_world(world_name, backend)
+            join = _Join(asyncio.ensure_future(_join(asked, given_up.is_set)), given_up)
+            self._joins[world_name] = join
         try:
             world = await self._joined(world_name, join)
         finally:
@@ -141,13 +143,14 @@ class WorldManager:
         Raises:
             ValueError: a world of that name is there and is not broken.
         """
-        there = self._worlds.get(world_name)
-        if world_name in self._worlds and (there is None or there.state in {State.ACTIVE, State.JOINING}):
-            raise ValueError(f"World {world_name} already exists.")
-        if there is not None:
-            self._before[world_name] = there
-        self._worlds[world_name] = None
-        self._communicator.add_world(world_name, backend)
+        with self._lock:
+            there = self._worlds.get(world_name)
+            if world_name in self._worlds and (there is None or there.state in {State.ACTIVE, State.JOINING}):
+                raise ValueError(f"World {world_name} already exists.")
+            if there is not None:
+                self._before[world_name] = there
+            self._worlds[world_name] = None
+            self._communicator.add_world(world_name, backend)
 
     def remove_world(self, world_name: str) -> None:
         """Close the world and forget it; its name may be used again. As `World.close`, it blocks its thread.
@@ -159,11 +162,12 @@ class WorldManager:
         Raises:
             ValueError: there never was a world of that name.
         """
-        if world_name not in self._worlds:
-            if world_name in self._removed:
-                return
-            raise ValueError(f"World {world_name} does not exist.")
-        world = self._forget(world_name)
+        with self._lock:
+            if world_name not in self._worlds:
+                if world_name in self._removed:
+                    return
+                raise ValueError(f"World {world_name} does not exist.")
+            world = self._forget(world_name)
         if world is not None:
             world.close()
 
@@ -214,12 +218,13 @@ class WorldManager:
             self._put_back(name, join)
 
     def _forget(self, name: str) -> World | None:
-        if name not in self._removed:
-            self._removed.append(name)
-        self._communicator.remove_world(name)
-        join = self._joins.pop(name, None)
-        before = self._before.pop(name, None)
-        world = self._worlds.pop(name, None) or before  # another thread may have removed it
+        with self._lock:
+            if name not in self._removed:
+                self._removed.append(name)
+            self._communicator.remove_world(name)
+            join = self._joins.pop(name, None)
+            before = self._before.pop(name, None)
+            world = self._worlds.pop(name, None) or before  # another thread may have removed it
         if join is not None:
             with contextlib.suppress(RuntimeError):  # its loop is closed, which has cancelled it
                 join.joining.get_loop().call_soon_threadsafe(join.joining.cancel)
@@ -229,27 +234,31 @@ class WorldManager:
 
     def _publish(self, name: str, join: _Join, world: World) -> bool:
         """Have `name` mean `world`, which has come about; False if it was removed meanwhile."""
-        if self._joins.get(name) is not join:
-            return False
-        del self._joins[name]
-        self._worlds[name] = world
-        self._communicator.set_world(name, world)
-        self._before.pop(name, None)
-        return True
+        with self._lock:
+            if self._joins.get(name) is not join:
+                return False
+            self._worlds[name] = world
+            self._communicator.set_world(name, world)
+            if self._joins.pop(name, None) is not join:  # removed by a signal's handler, between these lines
+                self._worlds.pop(name, None)
+                self._communicator.remove_world(name)
+                return False
+            self._before.pop(name, None)
+            return True
 
     def _put_back(self, name: str, join: _Join) -> bool:
         """Have `name` mean what it meant before it was initialized; False if it was removed meanwhile."""
-        if self._joins.get(name) is not join:
-            return False
-        del self._joins[name]
-        before = self._before.pop(name, None)
-        if before is None:
-            self._worlds.pop(name, None)
-            self._communicator.remove_world(name)
-        else:
-            self._worlds[name] = before
-            self._communicator.set_world(name, before)
-        return True
+        with self._lock:
+            if self._joins.get(name) is not join or self._joins.pop(name, None) is not join:
+                return False
+            before = self._before.pop(name, None)
+            if before is None:
+                self._worlds.pop(name, None)
+                self._communicator.remove_world(name)
+            else:
+                self._worlds[name] = before
+                self._communicator.set_world(name, before)
+            return True
 
     async def _connect(self, world: World, device: Any) -> None:
         # NCCL builds its communicator with the first operation: do it now, so that the first message does not

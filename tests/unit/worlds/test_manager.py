@@ -301,6 +301,55 @@ def test_a_world_that_is_removed_while_it_is_initialized_does_not_become_active(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("who", ["another thread", "a signal's handler"])
+@pytest.mark.usefixtures("registry")
+def test_a_world_that_is_removed_as_it_comes_about_does_not_become_active(monkeypatch, who):
+    monkeypatch.setattr(module, "join_planned_async", joins := FakeJoins(late=False))
+
+    class Joins(dict):
+        """Another thread removes the world when the manager has looked whether it is wanted."""
+
+        def get(self, name, default=None):
+            found = super().get(name, default)
+            if found is not None and found.joining.done() and not removing:
+                removing.append(threading.Thread(target=manager.remove_world, args=("w",)))
+                removing[0].start()
+                removing[0].join(0.2)  # without waiting, it would be through
+            return found
+
+    class Communicator(WorldCommunicator):
+        def set_world(self, name, world):
+            if not removing:
+                removing.append(None)
+                manager.remove_world(name)
+            super().set_world(name, world)
+
+    removing, manager = [], WorldManager()
+    if who == "another thread":
+        manager._joins = Joins()
+    else:
+        manager._communicator = Communicator(manager)
+
+    async def main():
+        _, task = await initializing(joins, manager)
+        joins.ends[0].set()
+        error = await ended(task)
+        if who == "another thread":
+            await asyncio.to_thread(removing[0].join, PATIENCE)
+            assert error is None or isinstance(error, JoinAbandonedError), error
+        else:
+            assert isinstance(error, JoinAbandonedError), error
+        assert [world.state for world in joins.worlds] == [State.CLOSED]
+        assert not manager._worlds
+        assert manager.communicator.is_broken("w")
+        again = initialized(manager)
+        await joins.begun(2)
+        joins.ends[1].set()
+        assert await ended(again) is None
+
+    asyncio.run(main())
+
+
 @pytest.mark.usefixtures("registry")
 def test_a_world_of_an_earlier_attempt_is_closed_and_the_later_ones_stays(monkeypatch):
     joins = FakeJoins(late=True)
