@@ -265,7 +265,8 @@ class Preparing:
                 )
                 self._offer(gen, Following(made), resources.step)
             except BaseException as error:
-                undo.close()
+                # With the error: those to whom this member is connected are told what it means for them.
+                undo.__exit__(type(error), error, error.__traceback__)
                 machine.apply(JoinFailed(error, time.monotonic() + UNDO_BUDGET))
                 if said and isinstance(error, StoreUnreachableError):
                     self._doubt(gen, error)

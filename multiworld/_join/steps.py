@@ -202,7 +202,8 @@ class _Attempt:
         """Tell the others of `exc`; what agreeing raises of itself they know."""
         reason = told_to_others(self._terms.plan, exc)
         if self._rendezvous is not None and (self.agreed or reason is not exc):
-            self._rendezvous.fail(reason, keys_of(self._rendezvous, self.polling))
+            again = is_tried_again(self._terms.plan, reason, agreed=self.agreed)
+            self._rendezvous.fail(reason, keys_of(self._rendezvous, self.polling), left=not again)
         self.told = True
 
 

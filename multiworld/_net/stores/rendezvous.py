@@ -29,11 +29,8 @@ from multiworld._net.patience import NoAnswerError, NoThreadError, in_time
 from multiworld._net.stores.probe import answers
 from multiworld._net.stores.record import StoreLike, WorldRecord
 from multiworld.errors import (
-    BrokenWorldException,
     JoinAbandonedError,
     JoinError,
-    JoinTimeoutError,
-    StaleGenerationError,
     StoreUnreachableError,
 )
 from multiworld.logs.source import logger
@@ -80,8 +77,6 @@ _TOLD_WITHIN = 1.0
 Where they have gone on in another generation, they have found this store by then, and told it.
 """
 T = TypeVar("T")
-_TRIED_AGAIN = (JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException)
-"""Errors of a join after which a member of a world whose ranks are assigned tries again."""
 _log = logger(__name__)
 
 
@@ -230,7 +225,7 @@ class Rendezvous:
         self._within(lambda: self._commit(check, limit), max(self._deadline, self._clock()) + _SLACK)
         self._active = True
 
-    def fail(self, error: Exception, keys: Iterable[str] = ()) -> None:
+    def fail(self, error: Exception, keys: Iterable[str] = (), *, left: bool = True) -> None:
         """Tell the others that this member cannot go on: they raise the same kind of `JoinError`.
 
         Does nothing if the attempt has failed already; is `over` if it has succeeded. Takes `PARTING` seconds
@@ -239,10 +234,11 @@ class Rendezvous:
         Args:
             error: why; any but a `JoinError` reaches the others as a `JoinAbandonedError`.
             keys: store keys of the attempt, to delete.
+            left: whether this process will not try again: others do not wait for it where ranks are assigned.
         """
         if self._active:
             return self.over(keys)
-        failure, left = refusals.failure_from(error, self.request), not isinstance(error, _TRIED_AGAIN)
+        failure = refusals.failure_from(error, self.request)
         return self._part(lambda: self._leave(failure, left=left), keys)
 
     def over(self, keys: Iterable[str] = (), *, left: bool = False) -> None:
@@ -255,9 +251,8 @@ class Rendezvous:
             left: whether this process will not come to the next generation.
         """
         if not self._active:
-            return self.fail(
-                JoinAbandonedError(self.request.world, "The world was closed while it was joined"), keys
-            )
+            error = JoinAbandonedError(self.request.world, "The world was closed while it was joined")
+            return self.fail(error, keys, left=False)
         return self._part(
             lambda: self._record.apply(
                 lambda ledger: Move(admission.over(ledger, self._number, self._me, left=left))
