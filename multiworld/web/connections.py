@@ -24,7 +24,10 @@ MOST = 96
 """Connections at a time: three for each viewer."""
 
 FIRST = 10.0
-"""Seconds in which a request must be complete, and a part of an answer be read."""
+"""Seconds in which a request must be complete."""
+
+_TIMES = 6
+"""So many times `FIRST`: a part of an answer is read; kernels say it in steps, on one host of 64 KiB."""
 
 # struct tcp_info of linux/tcp.h: packets on their way, bytes acknowledged so far, bytes that wait to be sent.
 _INFO = struct.Struct("=24xI92xQ16xI")
@@ -56,11 +59,14 @@ class BoundedProtocol(H11Protocol):
         self.waits_from: float | None = None
         self.ended = False
         self._patience: asyncio.TimerHandle | None = None
+        self._sock: Any = None
         self._acknowledged = 0
+        self._left = _TIMES
 
     def connection_made(self, transport: Any) -> None:
         """A connection is there: make room for it, or refuse it."""
         super().connection_made(transport)
+        self._sock = transport.get_extra_info("socket")
         if has_room(self, self.connections):
             self._wait()
 
@@ -104,13 +110,16 @@ class BoundedProtocol(H11Protocol):
     def _wait(self) -> None:
         self._wait_no_more()
         self.waits_from = self.loop.time()
-        self._acknowledged = self._read()[0]
+        self._acknowledged, self._left = self._read()[0], _TIMES
         self._patience = self.loop.call_later(FIRST, self._lose_patience)
 
     def _lose_patience(self) -> None:
         acknowledged, unread = self._read()
+        self._left -= 1
         if unread and acknowledged > self._acknowledged:
             self._wait()
+        elif unread and self._left > 0:
+            self._patience = self.loop.call_later(FIRST, self._lose_patience)
         else:
             self.end()
 
@@ -120,9 +129,7 @@ class BoundedProtocol(H11Protocol):
         The kernel's numbers: with a slow reader, asyncio's buffers can stay the same for minutes.
         """
         try:
-            info = self.transport.get_extra_info("socket").getsockopt(
-                socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size
-            )
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
             sent, acknowledged, waiting = _INFO.unpack(info)
         except (OSError, struct.error):  # it has ended; a kernel that does not say it
             return 0, False
