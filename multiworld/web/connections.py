@@ -27,7 +27,7 @@ FIRST = 10.0
 """Seconds in which a request must be complete."""
 
 _TIMES = 6
-"""So many times `FIRST`: a part of an answer is read; kernels say it in steps, on one host of 64 KiB."""
+"""Times `FIRST` in which a part of an answer must be read: kernels say it in steps, of 64 KiB on one host."""
 
 # struct tcp_info of linux/tcp.h: packets on their way, bytes acknowledged so far, bytes that wait to be sent.
 _INFO = struct.Struct("=24xI92xQ16xI")

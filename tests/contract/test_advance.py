@@ -468,11 +468,10 @@ def ends_late(me):
 
 def test_a_newcomer_without_a_state_in_time_is_told_as_all_who_join(cast):
     """The member that works has let it in, and goes on for longer than its timeout before it advances again."""
-    works = cast.start(advances_until_it_is_told, 0)
+    works = cast.start(stands_still_before_it_enters, 0)
     works.expect("in")
     comes = cast.start(comes_in_vain, 1)
     comes.expect("let in")
-    works.say("stop")
     told = comes.expect("told")
     assert told.kinds[0] == "JoinTimeoutError"
     assert "did not get its state within 4 s" in told.text
@@ -480,12 +479,23 @@ def test_a_newcomer_without_a_state_in_time_is_told_as_all_who_join(cast):
     assert works.expect("told").size == 1
 
 
-def advances_until_it_is_told(me):
+def stands_still_before_it_enters(me):
+    """Advances until the next generation is ready, and then no more before it is told to."""
+    from multiworld._join.preparing import Preparing
+
+    ready, stands, offer = threading.Event(), threading.Event(), Preparing._offer
+
+    def offers(*args):
+        ready.set()
+        assert stands.wait(PATIENCE)
+        offer(*args)
+
+    Preparing._offer = offers
     w = enter(me, "1:2", state=Trained(1, 0), last_call=0)
     me.emit("in")
-    while not me._conn.poll(0.02):  # as a step takes
+    while not ready.wait(0.02):  # as a step takes
         w.advance()
-    me.hear()
+    stands.set()
     me.hear()
     try:
         w.advance()
