@@ -51,7 +51,7 @@ class ObjectCollectives(Collectives):
         """Send the objects of `object_list` to rank `dst`."""
         if not isinstance(object_list, tuple):
             _require_list("object_list", object_list)
-        here, device = _pinned(self), device or self.device
+        here, device = self._pinned(), device or self.device
         parts = [_encode(each) for each in object_list]
         here.send(_sizes(parts, device), dst)
         here.send(_joined(parts, device), dst)
@@ -65,7 +65,7 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> int:
         """Fill `object_list`, to its length, from rank `src` (None: any); returns the sender's rank."""
-        here, coming = _pinned(self), ComingList(object_list, device or self.device)
+        here, coming = self._pinned(), ComingList(object_list, device or self.device)
         sender = here.recv(coming.sizes, src)
         here.recv(coming.room(), sender)
         coming.fill(sender, weights_only=weights_only)
@@ -81,7 +81,7 @@ class ObjectCollectives(Collectives):
     ) -> None:
         """Give every member the objects of `src`'s `object_list` (same length everywhere), in place."""
         _require_list("object_list", object_list)
-        here, device = _pinned(self), device or self.device
+        here, device = self._pinned(), device or self.device
         mine = here.rank == src
         parts = [_encode(each) for each in object_list] if mine else []
         sizes = _sizes(parts, device) if mine else _numbers(len(object_list), device)
@@ -94,8 +94,8 @@ class ObjectCollectives(Collectives):
     def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
         """Fill `object_list` with everyone's `obj`, by rank; it is ``world_size`` long."""
         _require_list("object_list", object_list)
-        here = _pinned(self)
-        for rank, data in enumerate(_gather_bytes(here, _encode(obj))):
+        here = self._pinned()
+        for rank, data in enumerate(here.gather_bytes(_encode(obj))):
             object_list[rank] = obj if rank == here.rank else _decode(data, rank, weights_only)
 
     def gather_object(
@@ -107,7 +107,7 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> None:
         """Fill `dst`'s `object_gather_list` with all ranks' `obj`: ``world_size`` long, None elsewhere."""
-        here = _pinned(self)
+        here = self._pinned()
         if not 0 <= dst < here.world_size:
             raise ValueError(f"dst {dst}. Ranks are 0 to {here.world_size - 1}. Name a member.")
         if here.rank == dst and object_gather_list is None:
@@ -116,7 +116,7 @@ class ObjectCollectives(Collectives):
             )
         if here.rank == dst:
             _require_list("object_gather_list", object_gather_list)
-        datas = _gather_bytes(here, _encode(obj))
+        datas = here.gather_bytes(_encode(obj))
         if here.rank == dst and object_gather_list is not None:
             for rank, data in enumerate(datas):
                 object_gather_list[rank] = obj if rank == here.rank else _decode(data, rank, weights_only)
@@ -131,7 +131,7 @@ class ObjectCollectives(Collectives):
     ) -> None:
         """Put rank r's object of `src`'s list into ``scatter_object_output_list[0]`` of rank r."""
         _require_list("scatter_object_output_list", scatter_object_output_list)
-        here = _pinned(self)
+        here = self._pinned()
         objects = list(scatter_object_input_list or []) if here.rank == src else []
         if here.rank == src and len(objects) != here.world_size:
             raise ValueError(
@@ -148,6 +148,10 @@ class ObjectCollectives(Collectives):
             scatter_object_output_list[0] = objects[src]
         else:
             scatter_object_output_list[0] = _decode(data[: int(sizes[here.rank])], src, weights_only)
+
+    def _pinned(self) -> OneGeneration:
+        """The world in its present generation, for an operation of several steps."""
+        return OneGeneration(self, self._gen)
 
 
 class OneGeneration(ObjectCollectives):
@@ -178,6 +182,16 @@ class OneGeneration(ObjectCollectives):
         """The world's."""
         return self._world.device
 
+    def gather_bytes(self, part: bytes) -> list[Tensor]:
+        """Return everyone's bytes, by rank: 1-D, of uint8, on the device."""
+        sizes = [_numbers(1, self.device) for _ in range(self.world_size)]
+        self.all_gather(sizes, _sizes([part], self.device))
+        lengths = [int(size) for size in sizes]
+        longest = max(lengths)
+        datas = [_room(longest, self.device) for _ in range(self.world_size)]
+        self.all_gather(datas, _joined([part.ljust(longest, b"\0")], self.device))
+        return [data[:length] for data, length in zip(datas, lengths, strict=True)]
+
 
 class ComingList:
     """A list of objects that is received, in two messages: its sizes, then its data.
@@ -207,22 +221,6 @@ class ComingList:
             pickle.UnpicklingError: `weights_only` does not allow one of them.
         """
         self._list[:] = _split(self._data, self.sizes.tolist(), sender, weights_only)
-
-
-def _pinned(world: ObjectCollectives) -> OneGeneration:
-    return OneGeneration(world, world._gen)  # noqa: SLF001  (of this package)
-
-
-def _gather_bytes(here: OneGeneration, part: bytes) -> list[Tensor]:
-    """Everyone's bytes, by rank."""
-    device = here.device
-    sizes = [_numbers(1, device) for _ in range(here.world_size)]
-    here.all_gather(sizes, _sizes([part], device))
-    lengths = [int(size) for size in sizes]
-    longest = max(lengths)
-    datas = [_room(longest, device) for _ in range(here.world_size)]
-    here.all_gather(datas, _joined([part.ljust(longest, b"\0")], device))
-    return [data[:length] for data, length in zip(datas, lengths, strict=True)]
 
 
 def _require_list(name: str, given: object) -> None:

@@ -50,11 +50,12 @@ def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any],
         StateError: a state has something else than dicts, lists, tuples, numbers, text and tensors.
         RuntimeError: a tensor has partial values (placement ``Partial``).
     """
+    here = world._pinned()  # all steps are of one generation
     with torch.no_grad():
         mine, wanted = _shards({} if have is None else have), _shards(want)
         told = [{name: box for name, (_, box) in each.items()} for each in (mine, wanted)]
         text = json.dumps([None if have is None else step, *told]).encode()
-        everyones = [json.loads(bytes(each.tolist())) for each in world._gather_bytes(text)]
+        everyones = [json.loads(bytes(each.tolist())) for each in here.gather_bytes(text)]
         theirs, wants = ([_boxes(each[at]) for each in everyones] for at in (1, 2))
         if len({each[0] for each in everyones} - {None}) > 1:
             theirs = [{} for _ in everyones]
@@ -62,7 +63,7 @@ def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any],
         if missing:
             return [dotted(json.loads(name)[0]) for name in missing]
         for _, some in groupby(pieces, key=attrgetter("name")):
-            _exchange(world, list(some), mine, wanted)
+            _exchange(here, list(some), mine, wanted)
     return []
 
 
