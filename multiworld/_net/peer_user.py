@@ -1,4 +1,4 @@
-"""Which user's process is at the other end of a unix socket: only one's own, or root's, is spoken with."""
+"""Which process is at the other end of a unix socket: only one of this user, or root's, is spoken with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-__all__ = ["check", "refusal"]
+__all__ = ["check", "pid_of", "refusal"]
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 
@@ -21,6 +21,18 @@ def refusal(sock: socket.socket) -> str | None:
     if uid in {os.getuid(), 0}:
         return None
     return f"process {pid} of user {uid} is at the other end, and only user {os.getuid()} or root may be"
+
+
+def pid_of(sock: socket.socket) -> int | None:
+    """Return the pid of the process at the other end, as the kernel says it.
+
+    None if it is another user's, or in a pid namespace that this process does not see, and for other sockets.
+    """
+    if sock.family != socket.AF_UNIX:
+        return None
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    return int(pid) if pid > 0 and uid == os.geteuid() else None
 
 
 def check(sock: socket.socket) -> None:

@@ -17,7 +17,7 @@ from kits.meetkit import PATIENCE, together
 from kits.memorykit import ROOT, start
 from multiworld._core.lane.greeting import NONCE_SIZE, Greeting
 from multiworld._core.membership.roster import Endpoint, LaneAddress, Member, Roster
-from multiworld._net import procfs
+from multiworld._net import peer_user, procfs
 from multiworld._net.lane.door import Door, unix_name
 from multiworld._net.lane.meeting import meet
 from multiworld._net.lane.memory import Proof
@@ -216,7 +216,7 @@ class HalfMember:
 
     def __init__(self, connection: socket.socket, roster: Roster, peer: int | None = None) -> None:
         self.connection = connection
-        self.proof = Proof()
+        self.proof = Proof(peer_user.pid_of(connection))
         self.greeting = Greeting(roster, self.proof, secrets.token_bytes(NONCE_SIZE), peer)
 
     def go_on(self, messages: int) -> None:

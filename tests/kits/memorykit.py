@@ -38,7 +38,7 @@ os._exit(0)  # the second page is not Python's to unmap any more
 OFFERER = """
 import sys
 from multiworld._net.lane.memory import Proof
-proof = Proof()
+proof = Proof(None)
 print(proof.offer().hex(), flush=True)
 print(proof.accepts(bytes.fromhex(sys.stdin.readline())), flush=True)
 """
@@ -47,7 +47,8 @@ print(proof.accepts(bytes.fromhex(sys.stdin.readline())), flush=True)
 ANSWERER = """
 import sys
 from multiworld._net.lane.memory import Proof
-print(Proof().answer(bytes.fromhex(sys.stdin.readline())).hex(), flush=True)
+offer = bytes.fromhex(sys.stdin.readline())
+print(Proof(int.from_bytes(offer[:4], "little")).answer(offer).hex(), flush=True)
 """
 """Answers an offer."""
 
@@ -68,7 +69,7 @@ except OSError:
     offerer.kill()
     print("not allowed", flush=True)
     sys.exit()
-print(offerer.communicate(Proof().answer(bytes.fromhex(offer)).hex() + chr(10))[0], flush=True)
+print(offerer.communicate(Proof(offerer.pid).answer(bytes.fromhex(offer)).hex() + chr(10))[0], flush=True)
 """
 """Says whether the process of a user, its argument, may read one of root's, or that it cannot become that user."""
 

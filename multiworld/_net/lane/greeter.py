@@ -63,7 +63,7 @@ class Greeter:
             with contextlib.suppress(OSError):  # it has ended already, which the handshake tells
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket = self._tls = TlsStream(connection, credentials, server=dialed is None)
-        self._proof = Proof()
+        self._proof = Proof(peer_user.pid_of(connection))
         self._greeting = Greeting(roster, self._proof, secrets.token_bytes(NONCE_SIZE), dialed)
 
     @property

@@ -178,15 +178,21 @@ class Proof:
     An end that was accepted may use its `reader`.
 
     An offer names 16 random bytes in this process, which do not travel: only a process that can read them
-    knows them. The answer is a digest of them and of the offer. The bytes themselves would give a peer 16
-    bytes of any process that this one may read, at addresses of its choice.
+    knows them. The answer is a digest of them and of the offer.
+
+    Pid and address are of the other end's choice, and a digest of bytes most of which one knows gives away
+    the rest. So the only offer that is answered is of the process that the kernel names at the other end.
+
+    Args:
+        peer: pid of that process; None where the kernel names none, as at the end of a TCP connection.
 
     Attributes:
         reader: of the process whose offer was answered; None if its bytes could not be read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peer: int | None) -> None:
         self.reader: MemoryReader | None = None
+        self._peer = peer
         # New for each connection: a process that was forked before has no copy of it.
         self._secret = ctypes.create_string_buffer(secrets.token_bytes(_SECRET_SIZE), _SECRET_SIZE)
 
@@ -195,12 +201,12 @@ class Proof:
         return _OFFER.pack(os.getpid(), ctypes.addressof(self._secret), _SECRET_SIZE)
 
     def answer(self, offer: bytes) -> bytes:
-        """Return the digest of the secret that an offer names; zeros if it cannot be read, or is no offer."""
+        """Return the digest of the secret that an offer names; zeros if it is not read, or is no offer."""
         self.reader = None
         if len(offer) != OFFER_SIZE:
             return _UNREAD
         pid, address, size = _OFFER.unpack(offer)
-        if size != _SECRET_SIZE:
+        if size != _SECRET_SIZE or pid != self._peer:
             return _UNREAD
         reader, secret = reader_of(pid), bytearray(size)
         if not reader.read(address, memoryview(secret)):

@@ -61,7 +61,10 @@ class TestAll:
         assert all(each.gettimeout() == 0 for met in mets for each in met.connections.values())
         assert exchanged(mets) == everyone(size)
         if not refusal():
-            assert [sorted(met.readers) for met in mets] == everyone(size)
+            read = (
+                everyone(size) if places == "here" else [[]] * size
+            )  # the kernel names who is within the host
+            assert [sorted(met.readers) for met in mets] == read
         hang_up(*mets)
 
     @pytest.mark.parametrize("size", [2, 3, 8])

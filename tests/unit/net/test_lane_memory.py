@@ -240,7 +240,7 @@ class TestRefusals:
         with caplog.at_level(logging.DEBUG, memory.__name__):
             assert not MemoryReader(pid).read(address, memoryview(bytearray(8)))
         assert os.strerror(getattr(errno, name)) in caplog.text
-        offerer, answerer = Proof(), Proof()
+        offerer, answerer = Proof(os.getpid()), Proof(os.getpid())
         assert not offerer.accepts(answerer.answer(offerer.offer()))
         assert answerer.reader is None
 
@@ -249,8 +249,8 @@ class TestRefusals:
         monkeypatch.setattr(ctypes, "CDLL", lambda *_args, **_kwargs: types.SimpleNamespace())
         monkeypatch.setattr(memory, "_readv", memory._system_call())
         assert not MemoryReader(pid).read(address, memoryview(bytearray(8)))
-        offerer = Proof()
-        assert Proof().answer(offerer.offer()) == bytes(ANSWER_SIZE)
+        offerer = Proof(os.getpid())
+        assert Proof(os.getpid()).answer(offerer.offer()) == bytes(ANSWER_SIZE)
 
     def test_no_process_has_the_pid(self, pidfds):
         done = subprocess.Popen([sys.executable, "-c", ""])
@@ -373,7 +373,7 @@ class TestShared:
         assert reader_of(pid) is not old
 
     def test_proofs_share_it(self):
-        offerer, proofs = Proof(), [Proof(), Proof()]
+        offerer, proofs = Proof(os.getpid()), [Proof(os.getpid()), Proof(os.getpid())]
         for each in proofs:
             assert offerer.accepts(each.answer(offerer.offer()))
         assert proofs[0].reader is proofs[1].reader is reader_of(os.getpid())
@@ -392,7 +392,7 @@ class TestProof:
         with running(OFFERER) as process:
             offer = bytes.fromhex(process.stdout.readline())
             assert len(offer) == OFFER_SIZE
-            mine = Proof()
+            mine = Proof(process.pid)
             answer = mine.answer(offer)
             assert len(answer) == ANSWER_SIZE
             _, address, size = memory._OFFER.unpack(offer)
@@ -403,15 +403,15 @@ class TestProof:
             assert process.communicate(answer.hex() + "\n", PATIENCE)[0] == "True\n"
 
     def test_each_has_a_secret_of_its_own(self):
-        one, other = Proof(), Proof()
+        one, other = Proof(os.getpid()), Proof(os.getpid())
         assert one._secret.raw != other._secret.raw
         assert not one.accepts(other.answer(other.offer()))
 
     def test_other_bytes_where_the_offer_points(self):
         """A process of the same pid, in another namespace or on another host."""
-        offerer, answerer = Proof(), Proof()
+        offerer, answerer = Proof(os.getpid()), Proof(os.getpid())
         secret = offerer._secret.raw
-        offerer._secret.raw = Proof()._secret.raw
+        offerer._secret.raw = Proof(os.getpid())._secret.raw
         answer = answerer.answer(offerer.offer())
         assert answer != bytes(ANSWER_SIZE)
         offerer._secret.raw = secret
@@ -420,7 +420,7 @@ class TestProof:
 
     def test_the_same_bytes_elsewhere(self):
         """A fork's copy, say: what is read there later is not what the offerer has."""
-        offerer, answerer = Proof(), Proof()
+        offerer, answerer = Proof(os.getpid()), Proof(os.getpid())
         copy = bytearray(offerer._secret.raw)
         pid, _, size = memory._OFFER.unpack(offerer.offer())
         answer = answerer.answer(memory._OFFER.pack(pid, address_of(copy), size))
@@ -429,21 +429,28 @@ class TestProof:
 
     @pytest.mark.parametrize("size", [0, 1, 15, 17, (1 << 32) - 1])
     def test_offers_of_other_lengths(self, size):
-        kept, answerer = bytearray(64), Proof()
+        kept, answerer = bytearray(64), Proof(os.getpid())
         offer = memory._OFFER.pack(os.getpid(), address_of(kept), size)
         assert answerer.answer(offer) == bytes(ANSWER_SIZE)
         assert answerer.reader is None
 
     @pytest.mark.parametrize("offer", [b"", b"x", bytes(OFFER_SIZE - 1), bytes(OFFER_SIZE + 1)])
     def test_bytes_that_are_no_offer(self, offer):
-        assert Proof().answer(offer) == bytes(ANSWER_SIZE)
+        assert Proof(os.getpid()).answer(offer) == bytes(ANSWER_SIZE)
 
     @pytest.mark.parametrize("answer", [b"", b"x", bytes(ANSWER_SIZE), bytes(ANSWER_SIZE + 1)])
     def test_bytes_that_are_no_answer(self, answer):
-        assert not Proof().accepts(answer)
+        assert not Proof(os.getpid()).accepts(answer)
+
+    @pytest.mark.parametrize("peer", [None, 0, 1])
+    def test_the_memory_of_another_process_than_the_one_at_the_other_end(self, peer):
+        """It would give away bytes of any process of this user, also of one on no world of the peer's."""
+        offerer, answerer = Proof(None), Proof(peer)
+        assert answerer.answer(offerer.offer()) == bytes(ANSWER_SIZE)
+        assert answerer.reader is None
 
     def test_an_offer_that_cannot_be_read_leaves_no_earlier_reader(self):
-        offerer, answerer = Proof(), Proof()
+        offerer, answerer = Proof(os.getpid()), Proof(os.getpid())
         assert offerer.accepts(answerer.answer(offerer.offer()))
         assert answerer.reader is not None
         pid, _, size = memory._OFFER.unpack(offerer.offer())
@@ -451,7 +458,7 @@ class TestProof:
         assert answerer.reader is None
 
     def test_a_forked_child_offers_its_own_memory(self, monkeypatch):
-        proof = Proof()
+        proof = Proof(os.getpid())
         monkeypatch.setattr(os, "getpid", lambda: 7)
         assert memory._OFFER.unpack(proof.offer())[0] == 7
 
@@ -459,7 +466,7 @@ class TestProof:
         """Its pid, 1, is another process's here."""
         with running(OFFERER, before=namespace()) as offerer:
             offer = bytes.fromhex(offerer.stdout.readline())
-            answer = Proof().answer(offer).hex()
+            answer = Proof(1).answer(offer).hex()
             assert offerer.communicate(answer + "\n", PATIENCE)[0] == "False\n"
 
     def test_a_reader_in_another_pid_namespace(self):
