@@ -250,7 +250,7 @@ def test_what_a_member_does_not_read_is_not_kept_for_it(server, files):
 
 
 def test_members_come_while_the_files_are_replaced(files, ours, monkeypatch):
-    monkeypatch.setattr(credentials_module, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(credentials_module, "LOOK_EVERY", 0.01)
     own = files.credentials
     served = TlsStoreServer(socket.AF_INET, ("127.0.0.1", 0), credentials=own)
     stays = TcpClient.connect_as(own, socket.AF_INET, ("127.0.0.1", served.port), deadline=soon())

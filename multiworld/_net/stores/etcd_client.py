@@ -11,12 +11,15 @@ versions of grpc and protobuf, or are not maintained.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from multiworld._net.tls.credentials import LOOK_EVERY, versions_of
 from multiworld.errors import InvalidJoinError
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,9 +48,13 @@ _PASSING = (14, 4, 10, 8, 1)
 """Codes after which another member, or a later moment, helps: Unavailable, DeadlineExceeded, Aborted,
 ResourceExhausted, Canceled."""
 
+_log = logger(__name__)
+
 
 class EtcdClient:
     """Calls of one process to one cluster; thread-safe.
+
+    Files of the address that have changed are read again for the calls that are made after it.
 
     Args:
         address: of the cluster.
@@ -70,8 +77,11 @@ class EtcdClient:
         self._errors: Any = urllib3.exceptions.HTTPError
         self._late: Any = urllib3.exceptions.TimeoutError
         self._timeout: Any = urllib3.Timeout
+        self._new_pool = functools.partial(urllib3.PoolManager, maxsize=8, retries=False)
+        self._files = tuple(each for each in (address.ca, address.cert, address.key) if each)
+        self._look_at = time.monotonic() + LOOK_EVERY
         try:
-            self._pool = urllib3.PoolManager(maxsize=8, retries=False, **_tls(address))
+            self._versions, self._pool = self._load()
         except (OSError, ValueError) as error:
             raise InvalidJoinError(
                 "",
@@ -149,6 +159,29 @@ class EtcdClient:
         """End the connections."""
         self._pool.clear()
 
+    def _load(self) -> tuple[tuple[tuple[int, int, int], ...], Any]:
+        """Return the versions of the address's files, and a pool for connections with them."""
+        versions = versions_of(self._files)  # first: one that changes meanwhile is seen at the next look
+        return versions, self._new_pool(**_tls(self.address))
+
+    def _read_again(self) -> None:
+        """Make a new pool where the address's files have changed; one that fails leaves the old one."""
+        with self._lock:
+            if not self._files or time.monotonic() < self._look_at:
+                return
+            self._look_at = time.monotonic() + LOOK_EVERY
+        try:
+            if versions_of(self._files) == self._versions:
+                return
+            versions, pool = self._load()
+        except (OSError, ValueError) as error:
+            # They are being replaced, one after the other, or wrongly: what was good is used on.
+            _log.warning("new TLS files for the etcd cluster %s are not used: %s", self.address, error)
+            return
+        self._versions, self._pool, old = versions, pool, self._pool
+        old.clear()  # what is idle there ends, and calls under way go on
+        _log.info("new TLS files are used for the etcd cluster %s", self.address)
+
     def _once(
         self, at: int, path: str, body: dict[str, Any], seconds: float
     ) -> tuple[int, dict[str, Any], str]:
@@ -171,6 +204,7 @@ class EtcdClient:
     def _post(
         self, at: int, path: str, body: dict[str, Any], headers: dict[str, str], seconds: float
     ) -> tuple[int, dict[str, Any]]:
+        self._read_again()
         answer = self._pool.request(
             "POST", f"{self._scheme}://{self.address.endpoints[at]}/v3{path}",
             body=json.dumps(body).encode(), headers=headers, timeout=self._timeout(total=seconds),

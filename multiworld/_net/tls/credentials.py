@@ -21,9 +21,9 @@ from multiworld._net.tls.identity import Identity
 from multiworld.errors import MultiworldError
 from multiworld.logs.source import logger
 
-__all__ = ["Credentials", "current"]
+__all__ = ["LOOK_EVERY", "Credentials", "current", "versions_of"]
 
-_LOOK_EVERY = 1.0
+LOOK_EVERY = 1.0
 """Seconds between two looks at the files."""
 
 _log = logger(__name__)
@@ -54,7 +54,7 @@ class Credentials:
         self._paths = cert, key, ca
         self._lock = threading.Lock()
         self._loaded = self._load()
-        self._look_at = time.monotonic() + _LOOK_EVERY
+        self._look_at = time.monotonic() + LOOK_EVERY
         _read.add(self)
         _know_forks()
 
@@ -84,7 +84,7 @@ class Credentials:
         # No thread waits for the one that reads: until it has, what was good is used on.
         if time.monotonic() >= self._look_at and self._lock.acquire(blocking=False):
             try:
-                self._look_at = time.monotonic() + _LOOK_EVERY
+                self._look_at = time.monotonic() + LOOK_EVERY
                 self._read_again()
             finally:
                 self._lock.release()
@@ -92,7 +92,7 @@ class Credentials:
 
     def _read_again(self) -> None:
         try:
-            if _versions(self._paths) == self._loaded.versions:
+            if versions_of(self._paths) == self._loaded.versions:
                 return
             self._loaded = self._load()
         except (OSError, MultiworldError) as error:
@@ -104,7 +104,7 @@ class Credentials:
     def _load(self) -> _Loaded:
         cert, key, ca = self._paths
         try:
-            versions = _versions(self._paths)
+            versions = versions_of(self._paths)
             contexts = []
             for protocol, verify in (
                 (ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
@@ -166,7 +166,12 @@ def _forked() -> None:
         each._lock = threading.Lock()  # noqa: SLF001  (of this module; a thread of the parent may have held it)
 
 
-def _versions(paths: tuple[str, ...]) -> tuple[tuple[int, int, int], ...]:
+def versions_of(paths: tuple[str, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Return what differs once one of the files is another one, or has other content.
+
+    Raises:
+        OSError: there is no such file, or it cannot be reached.
+    """
     found = [os.stat(each) for each in paths]  # noqa: PTH116  (three a second)
     return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
 

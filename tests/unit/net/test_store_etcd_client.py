@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import socket
+import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -171,3 +174,64 @@ def test_a_login_that_is_refused_is_told(monkeypatch):
     monkeypatch.setattr(etcd, "_post", lambda *_: (3, {"error": "invalid user ID or password"}))
     with pytest.raises(PermissionError, match="invalid user ID or password"):
         etcd.call("/kv/range", {}, deadline=time.monotonic() + 10)
+
+
+class Greeted:
+    """A member of a cluster that answers one call on a connection, and keeps whom certificates name."""
+
+    def __init__(self, files):
+        self.names, self._listener = [], socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._context = files.credentials.context(server=True)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self):
+        while True:
+            connection, _ = self._listener.accept()
+            with contextlib.closing(connection), contextlib.suppress(OSError):
+                connection.settimeout(20)
+                if not connection.recv(1, socket.MSG_PEEK):
+                    return
+                with self._context.wrap_socket(connection, server_side=True) as tls:
+                    self.names.append(tls.getpeercert()["subject"][0][0][1])
+                    asked = b""
+                    while not asked.endswith(b"{}") and (more := tls.recv(65536)):
+                        asked += more
+                    tls.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+
+    def close(self):
+        socket.create_connection(self._listener.getsockname()).close()
+        self._thread.join(30)
+        self._listener.close()
+
+
+def test_files_that_have_changed_are_read_again_and_wrong_ones_are_not_used(tmp_path, caplog):
+    tlskit = pytest.importorskip("kits.tlskit", exc_type=ImportError)
+    ours = tlskit.authority()
+    files = tlskit.Files(tmp_path / "member", ours, name="old")
+    server = Greeted(tlskit.Files(tmp_path / "server", ours, host="127.0.0.1", addresses=("127.0.0.1",)))
+    etcd = etcd_client.EtcdClient(
+        EtcdAddress((server.address,), "p/", ca=str(files.ca), cert=str(files.cert), key=str(files.key))
+    )
+
+    def call():
+        etcd._look_at = 0.0  # the next look is due
+        etcd._patience = 20.0
+        assert etcd.call("/kv/range", {}, deadline=time.monotonic() + 30.0) == {}
+
+    with contextlib.closing(server), contextlib.closing(etcd):
+        pool = etcd._pool
+        call()
+        files.cert.write_bytes(ours.issue("h", "of another key").certificate)
+        call()
+        assert server.names == ["old", "old"]
+        assert etcd._pool is pool
+        assert "are not used" in caplog.text
+        files.replace(ours, name="new")
+        call()
+        assert server.names == ["old", "old", "new"]
+        pool = etcd._pool
+        call()
+        assert etcd._pool is pool
