@@ -160,6 +160,7 @@ def launch(options: Options, stream: TextIO) -> int:
             authority=options.authority,
             files=bool(settings.load().tls_cert),
             nodes=config.max_nodes,
+            run_id=config.run_id,
         )
         if plan is not None:
             _planned(options, config, plan)

@@ -221,7 +221,7 @@ def test_keys_go_when_the_launcher_ends_before_it_has_workers(tmp_path, home, sh
     """It waits for the store of the rendezvous, which no node serves."""
     options = [
         "--authority", str(shared), "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "is_host=0",
-        "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+        "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job",
     ]  # fmt: skip
     with launched(tmp_path, "tell('up')", options=options, env=environment(home)) as run:
         run.wait_line("secure: all connections")

@@ -23,7 +23,9 @@ class Source:
     folder: str = ""
 
 
-def choose_source(*, secure: bool, authority: str | None, files: bool, nodes: int) -> Source | None:
+def choose_source(
+    *, secure: bool, authority: str | None, files: bool, nodes: int, run_id: str
+) -> Source | None:
     """Return where the certificates come from; None: connections are not TLS.
 
     Args:
@@ -31,9 +33,11 @@ def choose_source(*, secure: bool, authority: str | None, files: bool, nodes: in
         authority: of --authority.
         files: whether M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA are set.
         nodes: most nodes of the run.
+        run_id: of the run; "none", torchrun's default on several nodes, tells no run from another.
 
     Raises:
-        ArgumentsError: there are two sources, or one that cannot serve several nodes.
+        ArgumentsError: there are two sources, or one that cannot serve several nodes, or they share one and
+            the run has no id that tells it from others.
     """
     if authority is not None:
         if files:
@@ -41,6 +45,13 @@ def choose_source(*, secure: bool, authority: str | None, files: bool, nodes: in
                 f"--authority {authority} with M8D_TLS_CERT set",
                 rule="A run has its certificates from one place",
                 next_step="Leave --authority out, or unset M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA",
+            )
+        if nodes > 1 and run_id == "none":
+            raise ArgumentsError(
+                f"--authority {authority} on up to {nodes} nodes, with --rdzv-id none",
+                rule="The id of the run is in each certificate, and keeps processes of other runs with this "
+                "authority out",
+                next_step="Give --rdzv-id, the same on all nodes, and another one for each run",
             )
         return Source("folder", authority)
     if files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
@@ -12,6 +13,8 @@ import pytest
 from multiworld._net.tls.authority import Authority
 from multiworld._net.tls.credentials import Credentials
 from multiworld.run.errors import ArgumentsError
+from multiworld.run.launcher import launch
+from multiworld.run.options import parse
 from multiworld.run.secure import authority_folder, key_folder
 from multiworld.run.secure.certificates import Certificates
 from multiworld.run.secure.commands import make_authority
@@ -34,7 +37,8 @@ PATIENCE = 60.0
     ],
 )
 def test_where_certificates_come_from(secure, authority, files, nodes, source):
-    assert choose_source(secure=secure, authority=authority, files=files, nodes=nodes) == source
+    found = choose_source(secure=secure, authority=authority, files=files, nodes=nodes, run_id="run-1")
+    assert found == source
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,23 @@ def test_where_certificates_come_from(secure, authority, files, nodes, source):
 )
 def test_a_source_that_cannot_serve_is_refused(authority, files, nodes, says):
     with pytest.raises(ArgumentsError, match=says):
-        choose_source(secure=True, authority=authority, files=files, nodes=nodes)
+        choose_source(secure=True, authority=authority, files=files, nodes=nodes, run_id="run-1")
+
+
+def test_runs_of_several_nodes_that_share_an_authority_have_ids():
+    with pytest.raises(ArgumentsError, match=r"--authority /a on up to 2 nodes.*--rdzv-id"):
+        choose_source(secure=False, authority="/a", files=False, nodes=2, run_id="none")
+    alone = choose_source(secure=False, authority="/a", files=False, nodes=1, run_id="none")
+    assert alone == Source("folder", "/a")
+    own = choose_source(secure=False, authority=None, files=True, nodes=2, run_id="none")
+    assert own == Source("files")
+
+
+def test_a_launcher_of_several_nodes_with_an_authority_wants_an_id(tmp_path):
+    """The options reach the rule: nothing is started, and no file of the authority is read."""
+    options = ["--nnodes", "2", "--rdzv-endpoint", "h:29400", "--authority", str(tmp_path / "none"), "s.py"]
+    with pytest.raises(ArgumentsError, match="with --rdzv-id none"):
+        launch(parse(options), io.StringIO())
 
 
 def test_the_folder_of_keys_is_private_and_goes(tmp_path):
