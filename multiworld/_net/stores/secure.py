@@ -44,7 +44,7 @@ def check_object(store: Any, world: str) -> None:
 
 
 def check_file(path: str, opened: int, world: str) -> None:
-    """Refuse a file that is not the user's own alone.
+    """Refuse a file that is not the user's own alone, or that another user could replace.
 
     Args:
         path: absolute.
@@ -54,7 +54,7 @@ def check_file(path: str, opened: int, world: str) -> None:
     Raises:
         InvalidJoinError: it is refused.
     """
-    found, folder = os.fstat(opened), Path(path).parent.stat()
+    found = os.fstat(opened)
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or mode & _OTHERS_READ_OR_WRITE:
         raise InvalidJoinError(
@@ -64,13 +64,24 @@ def check_file(path: str, opened: int, world: str) -> None:
             "read nor write it",
             next_step=f"Remove it, or chmod 600 {path}",
         )
-    if folder.st_mode & _OTHERS_WRITE and not folder.st_mode & stat.S_ISVTX:
-        raise InvalidJoinError(
-            world,
-            f"store='file://{path}': its folder has the mode {stat.S_IMODE(folder.st_mode):04o}",
-            rule="In secure mode (M8D_TLS_CERT is set) others cannot replace the file",
-            next_step=f"chmod go-w {Path(path).parent}",
-        )
+    # Where the path is a link, that of the link too: the store opens the path again.
+    for folder in dict.fromkeys((Path(path).parent, Path(path).resolve().parent)):
+        of = folder.stat()
+        if of.st_uid not in (0, os.geteuid()):
+            raise InvalidJoinError(
+                world,
+                f"store='file://{path}': its folder {folder} is of user {of.st_uid}",
+                rule="In secure mode (M8D_TLS_CERT is set) the folder is the user's own or root's: its owner "
+                "can replace the file",
+                next_step="Put the file into a folder of your own",
+            )
+        if of.st_mode & _OTHERS_WRITE and not of.st_mode & stat.S_ISVTX:
+            raise InvalidJoinError(
+                world,
+                f"store='file://{path}': its folder has the mode {stat.S_IMODE(of.st_mode):04o}",
+                rule="In secure mode (M8D_TLS_CERT is set) others cannot replace the file",
+                next_step=f"chmod go-w {folder}",
+            )
 
 
 def check_etcd(address: EtcdAddress, world: str) -> EtcdAddress:
