@@ -55,6 +55,7 @@ class Node:
             return f"{number:08d}{next(counter):08d}".encode()
 
         self.peers = Peers(process(number), nonce=nonce, channel=net.channel, early_close=early_close)
+        self.host = ""  # as a certificate names it
         self.kept: set[int] = set()
         self.listening = True
         self.alive = True
@@ -206,7 +207,8 @@ class Net:
                 value += self.queues[channel].popleft()[1]
             parser = Parser()
             frames = parser.feed(value)
-            node.peers.received(channel, frames, self.now, error=parser.error)
+            host = self.other[channel][0].host if channel in self.other else ""
+            node.peers.received(channel, frames, self.now, error=parser.error, host=host)
         elif kind == "accepted":
             node.peers.accepted(channel, self.now)
         elif kind == "connected":

@@ -36,7 +36,9 @@ class PeerConnection:
         dialed: whether this end dialed.
         since: when it was dialed or accepted; once established, when that was.
         peer: id of the process at the other end; only a claim until the connection is trusted.
+        host: of the other end, as its certificate names it; "" without TLS, or where it names none.
         established: whether the TCP handshake is done.
+        refused: why this end refuses a proof that the token allows; "" for no such reason.
         trusted: whether the other end proved to be a member of a world that it shares with this process.
         knocking: dialed by the end that is not the dialer of this pair: only to learn of a refusal; never
             trusted.
@@ -57,6 +59,8 @@ class PeerConnection:
     dialed: bool
     since: float
     peer: str = ""
+    host: str = ""
+    refused: str = ""
     established: bool = True
     trusted: bool = False
     knocking: bool = False
@@ -90,6 +94,10 @@ class PeerConnection:
         Also where that is this end: its own beats are what the other host acknowledges, or not.
         """
         return min(self.wanted, self.asked)
+
+    def may_be_on(self, host: str) -> bool:
+        """Whether the other end may be a process of the host of that name, by its certificate."""
+        return not self.host or self.host == host
 
     def hello(self) -> Hello:
         """Return this end's greeting."""

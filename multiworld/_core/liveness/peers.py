@@ -204,10 +204,12 @@ class Peers:
             self._send(connection, connection.hello())
 
     def received(
-        self, channel: int, frames: Iterable[Frame], now: float, *, error: str | None = None
+        self, channel: int, frames: Iterable[Frame], now: float, *, error: str | None = None, host: str = ""
     ) -> None:
-        """Frames arrived; `error`: why the bytes after them do not parse."""
+        """Frames arrived; `error`: why the bytes after them do not parse; `host`: by the certificate."""
         left = deque(frames)
+        if (connection := self._connections.get(channel)) is not None:
+            connection.host = host
         while left and (connection := self._connections.get(channel)) is not None:
             if connection.trusted:
                 self._detector.heard(connection.peer, now)
@@ -416,7 +418,10 @@ class Peers:
         elif frame.reason is Reason.OVER:
             self._refuse(world, Why.GONE, f"rank {ranks[0]} gave up generation {state.roster.generation}")
         else:
-            state.notes.update(dict.fromkeys(ranks, "it refused this process's proof: its token is another"))
+            why = "its token is another" + ", or this process's certificate of another host" * bool(
+                connection.host
+            )
+            state.notes.update(dict.fromkeys(ranks, f"it refused this process's proof: {why}"))
 
     def _left(self, connection: PeerConnection, place: Place) -> None:
         connection.waiting.pop(place, None)
@@ -469,10 +474,8 @@ class Peers:
         self._actions.append(Drop(connection.channel, orderly=connection.greeted))
         if connection.dialed:
             self._dialing.ended(connection.peer, now, refused=False)
-            self._worlds.note(
-                connection.peer,
-                "it does not know this generation" if connection.greeted else "it does not answer",
-            )
+            said = "it does not know this generation" if connection.greeted else "it does not answer"
+            self._worlds.note(connection.peer, connection.refused or said)
 
     def _part(self, connection: PeerConnection) -> None:
         """Close a connection that no world needs any more."""

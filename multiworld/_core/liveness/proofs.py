@@ -66,7 +66,10 @@ class Proofs:
         roster = self._worlds[local[0]].roster
         theirs = rank < roster.size and roster.members[rank].process == connection.peer
         if theirs and connection.holds(roster.token, place, given):
-            return Judgement.VALID
+            if connection.may_be_on(roster.members[rank].hostname):
+                return Judgement.VALID
+            connection.refused = f"its certificate is of another host, {connection.host!r}"
+            self._worlds.note(connection.peer, connection.refused)
         return Refused(key, rank, Reason.PROOF, roster.generation)
 
     def _judge_unknown(self, connection: PeerConnection, place: Place, given: bytes) -> Refused | Judgement:
@@ -86,8 +89,9 @@ class Proofs:
         main = self._trusted.get(connection.peer)
         if main is None or place not in main.proven:
             return None
-        token = self._worlds[self._worlds.of(place[0])[0]].roster.token
-        return main if connection.holds(token, place, given, early_close=True) else None
+        roster = self._worlds[self._worlds.of(place[0])[0]].roster
+        its = connection.may_be_on(roster.members[place[1]].hostname)
+        return main if its and connection.holds(roster.token, place, given, early_close=True) else None
 
     def complete(self, state: AttachedWorld) -> bool:
         """Whether every member is connected and authenticated, in both directions."""

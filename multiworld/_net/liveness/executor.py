@@ -43,7 +43,7 @@ _log = logger(__name__)
 def feed(peers: Peers, event: SocketEvent, now: float) -> None:
     """Pass one event of the sockets to the peer protocol."""
     if isinstance(event, Received):
-        peers.received(event.channel, event.frames, now, error=event.error)
+        peers.received(event.channel, event.frames, now, error=event.error, host=event.host)
     elif isinstance(event, Closed):
         peers.closed(event.channel, event.ending, now, refused=event.refused, plain=event.plain)
     elif isinstance(event, Accepted):

@@ -66,11 +66,15 @@ class Connected:
 
 @dataclass(frozen=True)
 class Received:
-    """`frames` arrived; `error`: why the bytes after them do not parse."""
+    """`frames` arrived; `error`: why the bytes after them do not parse.
+
+    `host`: of the other end, as its certificate names it; "" where there is none, or it names none.
+    """
 
     channel: int
     frames: list[Frame]
     error: str | None
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,11 @@ class _Channel:
             return self.tls.open(data)
         finally:
             self.unsent += self.tls.seal(b"")  # of the handshake, or why it failed
+
+    @property
+    def host(self) -> str:
+        """Of the other end, as its certificate names it; "" where it names none, or none was shown."""
+        return "" if self.tls is None or self.tls.peer is None else self.tls.peer.host
 
 
 class Sockets:
@@ -368,7 +377,7 @@ class Sockets:
         if parting:
             return
         if frames or error_text is not None:
-            events.append(Received(entry.number, frames, error_text))
+            events.append(Received(entry.number, frames, error_text, entry.host))
         if ending is not None:
             events.append(Closed(entry.number, ending, refused=False, plain=plain))
 

@@ -406,7 +406,7 @@ def test_it_is_kept_when_it_is_accepted():
     assert net[1].peers.take()[-1] == Keep(channel)
 
 
-def unproven(net, frames, channel=9000, number=2):
+def unproven(net, frames, channel=9000, number=2, host=""):
     """Connect to `number` as 1 would, and return what it does about that connection."""
     peers = net[number].peers
     peers.accepted(channel, net.now)
@@ -414,7 +414,7 @@ def unproven(net, frames, channel=9000, number=2):
     [hello] = [each.frame for each in peers.take() if isinstance(each, Send)]
     connection = PeerConnection(channel, process(1), b"n" * 16, dialed=True, since=0.0, peer=process(number))
     connection.greet(hello)
-    peers.received(channel, frames(connection), net.now)
+    peers.received(channel, frames(connection), net.now, host=host)
     return [action for action in peers.take() if getattr(action, "channel", None) == channel]
 
 
@@ -438,6 +438,14 @@ def test_an_early_close_connection_that_proves_nothing_is_dropped(frames):
     assert unproven(net, frames)[-1] == Drop(9000, orderly=True)
     assert net[2].peers.early_close.watched == before
     assert tied(net, 1, 2)
+
+
+def test_an_early_close_connection_with_a_certificate_of_another_host_is_dropped():
+    net = joined()
+    before = net[2].peers.early_close.watched
+    assert unproven(net, credentials, host="host9")[-1] == Drop(9000, orderly=True)
+    assert net[2].peers.early_close.watched == before
+    assert unproven(net, credentials, channel=9001, host="host1") == [Send(9001, Attached("w/1", 0))]
 
 
 def test_the_proof_of_an_early_close_connection_is_no_proof_of_membership():

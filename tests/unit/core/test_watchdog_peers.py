@@ -550,6 +550,39 @@ def test_an_unproven_peer_may_hang_up():
     assert net[2].peers.connections == 1
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_member_whose_certificate_is_of_another_host_is_refused(number):
+    """Whichever end dials; the one that is refused hears why it may be."""
+    net = Net(1, 2)
+    net[3 - number].host = f"host{3 - number}"
+    net[number].host = "elsewhere"
+    for node, roster in zip((net[1], net[2]), rosters("w", (1, 2)), strict=True):
+        node.add(roster)
+    net.pass_time(3.0)
+    assert not net[1].ready
+    assert not net[2].ready
+    other = 3 - number
+    assert "of another host, 'elsewhere'" in net[other].peers.missing(("w/1", other - 1))[number - 1]
+    assert "of another host" in net[number].peers.missing(("w/1", number - 1))[other - 1]
+
+
+def test_members_on_the_hosts_of_their_certificates_meet_and_others_are_refused_in_a_later_world():
+    net = Net(1, 2)
+    for number in (1, 2):
+        net[number].host = f"host{number}"
+    net.join(rosters("w", (1, 2)))
+    moved = [
+        replace(each, members=(each.members[0], replace(each.members[1], hostname="x")))
+        for each in rosters("v", (1, 2))
+    ]  # fmt: skip
+    net[1].add(moved[0])
+    net[2].add(moved[1])
+    net.pass_time(1.0)
+    assert net[1].ready == [("w/1", 0)]
+    assert net[2].ready == [("w/1", 1)]
+    assert not net[1].broken
+
+
 def test_the_oldest_unproven_connection_makes_room():
     net = Net(1)
     for number in range(peers_module.MAX_UNAUTHENTICATED + 3):

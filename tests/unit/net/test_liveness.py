@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from kits.tlskit import Files, authority
@@ -17,6 +18,7 @@ from multiworld._core.liveness.wire import Beat, Close, Hello, encode
 from multiworld._core.membership.roster import Endpoint
 from multiworld._net.liveness import sockets as module
 from multiworld._net.liveness import tcpinfo
+from multiworld._net.liveness.executor import feed
 from multiworld._net.liveness.sockets import Accepted, Closed, Connected, Received, Sockets
 from multiworld._net.tls.session import Session
 from multiworld.errors import MultiworldError
@@ -453,6 +455,32 @@ def test_who_dials_and_who_logs_why_tls_is_refused(tmp_path, clock, caplog):
         clock.now += 11
         refused(93)
         assert len(caplog.records) == 2
+    finally:
+        for end in ends:
+            end.shut_down()
+
+
+def test_what_comes_over_tls_comes_with_the_host_that_the_certificate_names(tmp_path):
+    ours, numbers = authority(), itertools.count(1).__next__
+    ends = [
+        Sockets(numbers, credentials=Files(tmp_path / host, ours, host=host).credentials)
+        for host in ("east", "west")
+    ]
+    try:
+        ends[0].dial(91, ends[1].listeners.listen("127.0.0.1"))
+        ends[0].send(91, Beat(1))
+        found, deadline = {}, time.monotonic() + PATIENCE
+        peers = SimpleNamespace(
+            received=lambda channel, frames, now, *, error, host: found.update({host: (frames, error)}),
+            accepted=lambda channel, now: ends[1].send(channel, Beat(2)),
+            connected=lambda channel, now: None,
+        )
+        while len(found) < 2:
+            assert time.monotonic() < deadline, found
+            for end in ends:
+                for event in end.wait(0.01):
+                    feed(peers, event, 0.0)
+        assert found == {"east": ([Beat(1)], None), "west": ([Beat(2)], None)}
     finally:
         for end in ends:
             end.shut_down()
