@@ -47,6 +47,9 @@ SINGLE = {
     "allreduce_coalesced": "allreduce",
     "allgather_into_tensor_coalesced": "_allgather_base",
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
+    # torch 2.13 and newer
+    "all_gather_single_coalesced": "all_gather_single",
+    "reduce_scatter_single_coalesced": "reduce_scatter_single",
 }
 """Methods of ProcessGroup that coalesce operations so that a failure ends an unpatched process; of which
 ones."""

@@ -488,3 +488,11 @@ def test_operations_are_run_one_by_one_and_the_last_ones_work_is_everybodys():
     assert calls == [("a", "c", "opts"), ("b", "d", "opts")]
     assert last == 2
     assert nccl.one_by_one("allreduce_coalesced", lambda *_: None, []) is None
+
+
+def test_every_coalesced_operation_of_this_torch_is_known_and_what_it_is_made_of():
+    methods = vars(torch.distributed.ProcessGroup)
+    # NCCL refuses allgather_coalesced.
+    coalesced = {name for name in methods if name.endswith("_coalesced")} - {"allgather_coalesced"}
+    assert coalesced == set(nccl.SINGLE) & set(methods)
+    assert {nccl.SINGLE[name] for name in coalesced} <= set(methods)
