@@ -460,7 +460,8 @@ def close_left_group(state: WorldState) -> None:
     traffic = state.traffic
     if traffic is None or not traffic.fragile or state.group is None or traffic.over.is_set():
         return
-    with traffic.call():
+    # The world may end meanwhile: the error that is on its way is not to be replaced by that.
+    with contextlib.suppress(RuntimeError), traffic.call():
         nccl.close_thread_group(state.group, traffic.device)
 
 
