@@ -66,7 +66,7 @@ class AioWork:
         if self._waited is None:
             # One thread: two that wait for one receive of gloo's would take two messages.
             self._waited = _once(self.work.wait)
-        await self._aio._until(self._gen, _anew(self._waited))  # noqa: SLF001  (its own)
+        await self._aio._until(self._gen, _watched(self._gen, self.work, _anew(self._waited)))  # noqa: SLF001
 
     def __await__(self) -> Any:
         return self.wait().__await__()
@@ -163,10 +163,9 @@ class Aio:
 
     async def _recv(self, gen: Generation, tensor: Tensor, src: int | None, tag: int) -> int:
         """Receive what torch carries. It cannot take back what was posted: cancelled, it stays so."""
-        waiting = self._on_waiter(
-            _receiving(await self._post_by_torch(gen, lambda: self._of(gen).irecv(tensor, src, tag)), src)
-        )
-        gen.watch(waiting)
+        work = await self._post_by_torch(gen, lambda: self._of(gen).irecv(tensor, src, tag))
+        waiting = _watched(gen, work, self._on_waiter(_receiving(work, src)))
+        del work
         try:
             source: int = await asyncio.shield(waiting)
         finally:
@@ -513,7 +512,7 @@ class Aio:
     async def _finish(self, gen: Generation, work: WorldWork | None) -> None:
         if work is None:
             return
-        ready = self._ready(work)
+        ready = _watched(gen, work, self._ready(work))
         del work
         try:
             await self._until(gen, ready)
@@ -527,7 +526,6 @@ class Aio:
         return self._on_waiter(work.wait) if ready is None else ready
 
     async def _until(self, gen: Generation, ready: asyncio.Future[Any]) -> None:
-        gen.watch(ready)
         try:
             await asyncio.shield(ready)
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
@@ -598,6 +596,18 @@ class Aio:
         # A future whose awaiter was cancelled may still fail: that is not an unhandled error.
         future.add_done_callback(seen)
         return future
+
+
+def _watched(gen: Generation, work: WorldWork, ready: asyncio.Future[Any]) -> asyncio.Future[Any]:
+    """Return `ready`, a wait for `work`, which fails where the end of `gen` leaves it waiting.
+
+    NCCL's is left alone: it may write into its tensors until the abort has ended, and then its waiter raises.
+    """
+    from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+    if not waiter_pool.raises_last(work._work):  # noqa: SLF001  (its own)
+        gen.watch(ready)
+    return ready
 
 
 def _anew(waited: concurrent.futures.Future[bool]) -> asyncio.Future[bool]:

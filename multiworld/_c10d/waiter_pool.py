@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Job = Callable[[], Callable[[], None] | None]
 
-__all__ = ["Pool", "ending", "future_of", "hand_over", "outcome_of", "pool", "without_future"]
+__all__ = ["Pool", "ending", "future_of", "hand_over", "outcome_of", "pool", "raises_last", "without_future"]
 
 LIMIT = 512
 """Threads at most; further jobs wait for a free one. A blocked receive occupies one for its whole
@@ -216,8 +216,13 @@ class _Without:
 
 
 def without_future(works: Container[Any]) -> None:
-    """Make `future_of` return None for these works: torch completes their futures when they are enqueued."""
+    """Tell that these works are NCCL's: torch completes their futures when they are enqueued."""
     _Without.works = works
+
+
+def raises_last(work: Any) -> bool:
+    """Whether waiting for `work` raises after its world's end, once nothing writes into its tensors."""
+    return work in _Without.works
 
 
 def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any] | None:
@@ -229,7 +234,7 @@ def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]
         work: a ``torch.distributed.Work``.
         loop: running.
     """
-    if work in _Without.works:
+    if raises_last(work):
         return None
     try:
         torch_future = work.get_future()
