@@ -28,12 +28,19 @@ class Fault:
         timeout: whether it is a timeout.
         peer: "host:port" of the connection, where the text names it.
         rank: of the member that is the cause, where the text names exactly one.
+        told: what an error of this package says, if the text is that of one: its world is over, and knows it.
     """
 
     detail: str
     timeout: bool = False
     peer: str | None = None
     rank: int | None = None
+    told: str | None = None
+
+    def may_be_of(self, world: str) -> bool:
+        """Whether it may be of an operation in this world: an error of this package names its own."""
+        told = self.told
+        return told is None or told.startswith(f"{world} broken: ") or f"world {world!r}" in told
 
 
 _MISTAKES = (
@@ -114,6 +121,8 @@ _TRANSPORT = (
     "the groups of this world were aborted",
 )
 
+# What C++ makes of the two, as of what the callback of a future raises (DDP's communication hooks).
+_TOLD = re.compile(r"\b(?:BrokenWorldException|WorldClosedError): (.*)", re.DOTALL)
 _PEER = re.compile(r"\[?((?:\d{1,3}(?:\.\d{1,3}){3})|(?:[0-9a-fA-F]*:[0-9a-fA-F:.]+))\]?:(\d{1,5})\b")
 _RANKS = re.compile(
     r"(?:\branks? (?P<a>\d+) failed to pass|missing rank: (?P<b>\d+)"
@@ -132,6 +141,8 @@ def classify(error: BaseException) -> Fault | None:
     if not isinstance(error, (RuntimeError, OSError)) or isinstance(error, NotImplementedError):
         return None
     text = str(error)
+    if (told := _TOLD.search(text)) is not None:
+        return Fault(_sentence(text), told=told[1])
     low = text.lower()
     # Of torch's classes only these two suffice; every kind of NCCL error is a DistBackendError.
     network = isinstance(error, (OSError, dist.DistNetworkError, dist.DistStoreError))

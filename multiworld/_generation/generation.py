@@ -372,8 +372,8 @@ class Generation:
         if lane_only.is_refusal(exc):
             return lane_only.refusal(self.world, "its lane does not carry this operation")
         fault = fault_classification.classify(exc)
-        # The caller's fault, not the world's; or one that is explained off the event loop's thread.
-        if fault is None or is_posting():
+        # The caller's fault, or another world's; or one that is explained off the event loop's thread.
+        if fault is None or fault.told is not None or is_posting():
             return exc
         return self.fail(fault.detail, () if fault.rank is None else (fault.rank,))
 
@@ -405,11 +405,12 @@ class Generation:
         if lane_only.is_refusal(exc) and not over:
             return lane_only.refusal(self.world, "its lane does not carry this operation")
         # After the end, too: what is no transport fault is none of an operation that the end has cut off.
-        if fault_classification.classify(exc) is None:
+        fault = fault_classification.classify(exc)
+        if fault is None or not fault.may_be_of(self.world):
             return exc
         if over:
             return self.error()
-        if is_posting():
+        if fault.told is not None or is_posting():
             return exc
         breakage = self._attachment.breakage_after_all()
         if breakage is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import time
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch._utils import ExceptionWrapper
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from worldkit import PATIENCE, SOON, outcome
 
@@ -308,6 +310,44 @@ def test_what_a_lost_member_leads_to_is_its_worlds_beside_another_one(cast, kind
     assert first.text.startswith("here broke")
     assert (first.cause, first.ranks) == ("crashed", (1,))
     assert first.there == second.there == ""
+
+
+def hooked(me, kind, position):
+    """Position 0 is in both worlds, 1 in "here", 2 in "there", and dies while 0 waits in a hook."""
+    here = join(me, "here", position) if position < 2 else None
+    there = join(me, "there", position // 2) if position != 1 else None
+    if position == 1:
+        stays(me, here)
+        return
+    net = model(there.group)
+    if position == 2:
+        dies(me, lambda: None)
+        return
+
+    def hook(group, bucket):
+        future = allreduce_hook(group, bucket)
+        me.emit("up")
+        return future
+
+    net.register_comm_hook(there.group, hook)
+    scalar = loss(net)
+
+    def backward():
+        with {"inside": there, "inside another": here, "outside": contextlib.nullcontext()}[kind]:
+            scalar.backward()
+
+    tell(me, backward, here)
+    me.hear()
+    me.hear()
+
+
+@pytest.mark.parametrize("kind", ["inside", "inside another", "outside"])
+def test_what_a_lost_member_leads_to_in_a_communication_hook_is_its_worlds(cast, kind):
+    first, second = faulty(cast, hooked, kind=kind)
+    assert "BrokenWorldException" in first.kinds, first.text
+    assert first.text.startswith("there broke")
+    assert (first.cause, first.ranks) == ("crashed", (1,))
+    assert first.here == second.here == ""
 
 
 def awaited_in_vain(me, size):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from groupkit import Crew, run, soon
 
+import multiworld as mw
 from multiworld._c10d.fault_classification import classify
 from multiworld._c10d.routing import router
 from multiworld._net.stores.store import open_store
@@ -195,6 +196,22 @@ def test_texts_of_faults(text, timeout, peer):
     assert (fault.timeout, fault.peer) == (timeout, peer)
     assert len(fault.detail) <= 300
     assert "\n" not in fault.detail
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        mw.BrokenWorldException("of a: b", "rank 1: Connection timed out"),
+        mw.WorldClosedError("of a: b", "generation 1 of world 'of a: b' was left as planned"),
+    ],
+)
+def test_texts_of_a_worlds_error_are_of_that_one(error):
+    text = f"Got the following error when running the callback: {type(error).__name__}: {error}\n\nAt:\n  x.py(1): f"
+    fault = classify(RuntimeError(text))
+    assert fault is not None
+    assert (fault.timeout, fault.may_be_of("of a: b"), fault.may_be_of("b"), fault.may_be_of("of a")) == (
+        False, True, False, False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

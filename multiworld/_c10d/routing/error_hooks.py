@@ -25,7 +25,7 @@ from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import lane_only, part_sizes
 from multiworld._c10d.lane import calls
 from multiworld._c10d.routing.ended_groups import ended, refuse
-from multiworld._c10d.routing.error_owner import guessed, stays, translated
+from multiworld._c10d.routing.error_owner import guessed, stays, told, translated
 from multiworld._c10d.routing.functional_results import owner_of_results, returned
 from multiworld._c10d.routing.selection import current, propagating
 from multiworld._c10d.routing.state import WorldState, original_world, owner_of, owner_of_name
@@ -393,11 +393,14 @@ def _engine(original: Any) -> Any:
                 try:
                     return super().run_backward(*args, **kwargs)
                 except RuntimeError as error:
-                    raise_instead(error, ddp.explained(error) or begun.explained(error))
+                    raise_instead(error, ddp.explained(error) or begun.explained(error) or told(error))
             try:
                 with propagating(state):
                     return super().run_backward(*args, **kwargs)
             except Exception as error:
-                raise_instead(error, guessed(error, state, of_a_group=True) or begun.explained(error))
+                raise_instead(
+                    error,
+                    guessed(error, state, of_a_group=True) or begun.explained(error) or told(error),
+                )
 
     return WorldEngine()

@@ -20,7 +20,7 @@ from multiworld.errors import MultiworldError
 if TYPE_CHECKING:
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["guessed", "stays", "translated"]
+__all__ = ["guessed", "stays", "told", "translated"]
 
 _STAYS = "_m8d_stays"
 """An attribute of exceptions that are no world's: what they pass afterwards must not guess."""
@@ -67,13 +67,24 @@ def guessed(
     return state.translate(state, error, sure=of_a_group and _surely_of(state, error))
 
 
+def told(error: BaseException) -> BaseException | None:
+    """Return the error of the world, one that is over, whose error's text `error` has; None without one."""
+    fault = classify(error)
+    if fault is None or fault.told is None:
+        return None
+    named = (guessed(error, state) for state in living() if fault.may_be_of(state.name))
+    return next((instead for instead in named if instead is not None), None)
+
+
 def _surely_of(state: WorldState, error: BaseException) -> bool:
     """Whether `error`, of some group, is of no other than this world's.
 
     Not where a connection has ended: that may be one of a world that is over. Its members know why it ended.
     """
     fault, text = classify(error), str(error).lower()
-    if fault is None or (fault.timeout and not any(each in text for each in _TIMEOUTS)):
+    if fault is None or fault.told is not None:
+        return False
+    if fault.timeout and not any(each in text for each in _TIMEOUTS):
         return False
     if not (fault.timeout or (state.traffic is not None and fault.peer is None)):
         return False
