@@ -75,6 +75,9 @@ kernel writes into its tensor. On an H100 and an H200 they took up to 2.8 s."""
 OPEN_PAUSE = 0.05
 """Seconds between two checks whether a thread has closed its NCCL group, or a hung abort has ended."""
 
+HUNG_PAUSE = 1.0
+"""The same, at most, of an abort that hangs for long."""
+
 _hanging: list[Callable[[], bool]] = []
 """What tells whether an abort goes on that torch gave up; with it the backend is kept, whose destructor would
 let go of what NCCL writes."""
@@ -369,6 +372,7 @@ class Traffic:
                 self._aborting.append(thread)
 
     def _end(self, end: Callable[[], Callable[[], bool] | None]) -> None:
+        """Abort one backend, and let go of what is kept for it when that has ended, however late."""
         self._quiet.wait(QUIET)
         if self._spare():
             self._quiet.wait(QUIET)  # it is being closed
@@ -384,6 +388,20 @@ class Traffic:
             self._running -= 1
             if not self._goes_on():
                 self._unended.clear()
+            if hung:
+                self._aborting.remove(threading.current_thread())
+        if hung:
+            self._look_on()
+
+    def _look_on(self) -> None:
+        """Look at the aborts that torch gave up until they end: of a closed world, nothing else does."""
+        thread, pause = threading.current_thread(), OPEN_PAUSE
+        while self._hangs():
+            # Asleep it is not in torch: the program's end need not wait for it.
+            thread.name = "m8d-hung-abort"
+            time.sleep(pause)
+            thread.name = "m8d-abort"
+            pause = min(2 * pause, HUNG_PAUSE)
 
     def _goes_on(self) -> bool:
         """Whether the abort is not over, of a world that is; the lock is held."""

@@ -8,6 +8,7 @@ import ctypes
 import threading
 import time
 import types
+import weakref
 
 import pytest
 
@@ -60,6 +61,13 @@ def traffic(**more):
     return Traffic(
         timeout=more.pop("timeout", 30.0), device=torch.device("cuda", 0), torch_aborts=False, **more
     )
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_work_is_asked_until_it_has_ended():
@@ -171,14 +179,34 @@ def test_an_abort_that_torch_gave_up_is_over_when_nccl_is_through(monkeypatch):
     monkeypatch.setattr(inflight, "_hanging", kept)
     here, over, work = traffic(), threading.Event(), Work()
     here.abort([lambda: lambda: not over.is_set()])
-    here._aborting[0].join(20)
-    assert len(kept) == 1
+    until(lambda: kept)
     here.still(work)
     assert here._unended == [work]
     assert here.ended(time.monotonic()) is False
     threading.Timer(0.1, over.set).start()
     assert here.ended(time.monotonic() + 30)
     assert kept == here._unended == []
+
+
+def test_what_is_kept_for_an_abort_is_let_go_when_that_ends_though_nothing_asks(monkeypatch):
+    monkeypatch.setattr(inflight, "STILL", 0.1)
+    here, over, work = traffic(), threading.Event(), Work()
+
+    class Backend:
+        def _is_initialized(self):
+            return not over.is_set()
+
+    def abort(backend):
+        here.abort([lambda: backend._is_initialized])
+        return weakref.ref(backend)
+
+    kept = abort(Backend())
+    here.still(work)
+    assert here.ended(time.monotonic()) is False
+    assert here._unended == [work]
+    assert kept() is not None
+    over.set()
+    until(lambda: kept() is None and not here._unended)
 
 
 def test_an_abort_that_took_long_and_ended_is_over(monkeypatch):
@@ -247,8 +275,8 @@ def test_an_abort_that_fails_where_the_build_tells_is_over_when_nccl_is_through(
 
     here = traffic()
     here.abort([nccl.aborter(Backend(), tells=True)])
-    here._aborting[0].join(20)
-    assert len(kept) == len(given_up) == 1
+    until(lambda: kept)
+    assert len(given_up) == 1
     assert here.ended(time.monotonic()) is False
     over.set()
     assert here.ended(time.monotonic() + 30)
