@@ -70,6 +70,9 @@ _TELLS = 10.0
 One that is done and cannot tell the others counts as lost.
 """
 
+_COMES_BACK = 3.0
+"""Seconds that a node which ends has for a call of the rendezvous store that was given up."""
+
 _LATE = 0.5  # seconds in which the agent ends the workers of a lost seat, unless it is at something long
 
 
@@ -239,6 +242,8 @@ class MultiNode(Nodes):
         self._links.close(time.monotonic() + 1.5)
         if self._worldstore is not None:
             self._worldstore.close()
+        if self._store is not None:
+            self._store.settle(_COMES_BACK)
         self._bell.close()
         self._ringer.close()
 

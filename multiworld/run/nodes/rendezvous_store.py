@@ -69,6 +69,14 @@ class RendezvousStore:
         self._begun = ""
         self.answered: Callable[[], None] = lambda: None
 
+    def settle(self, seconds: float) -> bool:
+        """Wait until a call that was given up has come back; return whether none is under way.
+
+        Python ends a daemon thread that comes back from C++ while the interpreter ends, and torch's stores
+        make that a SIGABRT.
+        """
+        return self._hangs is None or self._hangs.wait(seconds)
+
     def begin(self) -> str:
         """Begin notes under an id of their own, the first time, and return it.
 

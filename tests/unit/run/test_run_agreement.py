@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from multiworld.run.nodes.agreement import Agreement
-from multiworld.run.nodes.rendezvous_store import RendezvousStore
+from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
 from multiworld.run.nodes.slots import Node, NodeRecord
 
 PATIENCE = 60.0
@@ -58,3 +58,21 @@ def test_a_node_that_comes_back_to_a_static_rendezvous_finds_the_membership_ther
         before = [nodes.submit(agreed, agreement(kept, rank, "run", once=True)) for rank in (0, 1)]
         assert [each.result().epoch for each in before] == [1, 1]
         assert agreed(agreement(kept, 0, "run", once=True)) == before[0].result()
+
+
+def test_a_call_that_was_given_up_is_waited_for_at_the_end():
+    """It comes back from C++ when the host of the store ends: then the interpreter has to be there."""
+    answers, store = threading.Event(), dist.HashStore()
+
+    class Silent:
+        def check(self, keys):
+            assert answers.wait(PATIENCE)
+            return store.check(keys)
+
+    asked = RendezvousStore(Silent(), patience=0.05)
+    assert asked.settle(0.0)
+    with pytest.raises(StoreSilentError):
+        asked.follow()
+    assert not asked.settle(0.05)
+    answers.set()
+    assert asked.settle(PATIENCE)
