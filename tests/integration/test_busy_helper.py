@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kits.meetkit import until
 
 from multiworld._core.liveness.evidence import Activity, question
 from multiworld._core.membership.roster import Endpoint
@@ -230,7 +231,7 @@ def test_what_is_taken_back_is_not_answered_any_more(helper, asker):
 def test_it_ends_when_it_is_closed_and_leaves_no_zombie(helper):
     helper.vouch(TOKEN)
     helper.start()
-    assert "evidence_program" in children()
+    until(lambda: "evidence_program" in children())  # it was forked, and is about to be it
     pid = helper.pid
     assert os.getsid(pid) == pid, "no signal of a terminal reaches it"
     assert Path(f"/proc/{pid}/environ").read_bytes().count(b"=") <= 1
