@@ -16,8 +16,7 @@ def refusal(sock: socket.socket) -> str | None:
 
     For the end that accepted, the other one is who connected; for the end that connected, who listens.
     """
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    pid, uid, _ = _credentials(sock)
     if uid in {os.getuid(), 0}:
         return None
     return f"process {pid} of user {uid} is at the other end, and only user {os.getuid()} or root may be"
@@ -30,8 +29,7 @@ def pid_of(sock: socket.socket) -> int | None:
     """
     if sock.family != socket.AF_UNIX:
         return None
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(packed)[0]) or None
+    return _credentials(sock)[0] or None
 
 
 def check(sock: socket.socket) -> None:
@@ -42,3 +40,10 @@ def check(sock: socket.socket) -> None:
     """
     if (why := refusal(sock)) is not None:
         raise PermissionError(why)
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return pid, user and group of the other end."""
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(packed)
+    return pid, uid, gid
