@@ -11,6 +11,7 @@ import types
 import weakref
 
 import pytest
+from kits.meetkit import until
 
 torch = pytest.importorskip("torch")
 
@@ -61,13 +62,6 @@ def traffic(**more):
     return Traffic(
         timeout=more.pop("timeout", 30.0), device=torch.device("cuda", 0), torch_aborts=False, **more
     )
-
-
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_a_work_is_asked_until_it_has_ended():

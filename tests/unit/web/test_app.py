@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from unit.web.webkit import FakeSource, ask, view
+from unit.web.webkit import FakeSource, ask, read_slowly, view
 
 from multiworld.errors import MultiworldError
 from multiworld.metrics.health import Health
@@ -353,12 +353,7 @@ def test_who_reads_slowly_reads_on(page, source, small, monkeypatch):
     reader = small()
     reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer t0ken\r\n")
     reader.sendall(b"Connection: close\r\n\r\n")
-    began, heard = time.monotonic(), b""
-    while part := reader.recv(1 << 13):
-        heard += part
-        if time.monotonic() - began < 5:
-            time.sleep(0.1)
-    assert heard.endswith(b"#" * size)
+    assert read_slowly(reader, 1 << 13, 0.1, 5).endswith(b"#" * size)
 
 
 def until(holds):

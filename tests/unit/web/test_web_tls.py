@@ -11,7 +11,7 @@ import time
 import pytest
 from kits.httpskit import fetch, hello, seconds_until_dropped
 from kits.tlskit import Files, authority
-from unit.web.webkit import FakeSource, view
+from unit.web.webkit import FakeSource, read_slowly, view
 
 from multiworld.errors import MultiworldError
 from multiworld.metrics.health import Health
@@ -214,12 +214,7 @@ def test_what_is_not_read_is_cut_off_and_what_is_read_slowly_goes_on(page, sourc
         deaf.sendall(more)
         known = page._server.server_state.connections
         until(lambda: len(known) == 2 and all(each.waits_from is not None for each in tuple(known)))
-        began, heard = time.monotonic(), b""
-        while part := slow.recv(1 << 12):
-            heard += part
-            if time.monotonic() - began < 7:
-                time.sleep(0.05)
-        assert heard.endswith(b"#" * size)
+        assert read_slowly(slow, 1 << 12, 0.05, 7).endswith(b"#" * size)
         until(lambda: not known)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import time
 from typing import Any
 
 from multiworld.errors import UnknownWorldError
@@ -67,3 +68,13 @@ def ask(page: Any, path: str, headers: dict[str, str] | None = None) -> http.cli
     answer.body = answer.read()
     link.close()
     return answer
+
+
+def read_slowly(link: Any, size: int, pause: float, seconds: float) -> bytes:
+    """Read an answer to its end: at first parts of `size` bytes, with pauses, for so many seconds."""
+    began, heard = time.monotonic(), b""
+    while part := link.recv(size):
+        heard += part
+        if time.monotonic() - began < seconds:
+            time.sleep(pause)
+    return heard
