@@ -57,6 +57,7 @@ from multiworld.run.web_page import WebPage, check_installed
 from multiworld.run.workers.agent import AgentContext, WorkerAgent
 from multiworld.run.workers.fork_client import ForkClient
 from multiworld.run.workers.group_agent import GroupAgent
+from multiworld.run.workers.logs import remove_empty
 from multiworld.run.workers.reaper_client import ReaperClient
 from multiworld.run.workers.restarts import Restarts
 from multiworld.run.workers.scaler import Request
@@ -154,6 +155,7 @@ def launch(options: Options, stream: TextIO) -> int:
             options.torch.tee = "3"  # workers' output is shown above the view
         cluster = fill(options, settings.environment_with(*PREFIXES), socket.getfqdn)
         config, entrypoint, arguments = configure(options, plan)
+        faces.callback(remove_empty, None if options.torch.log_dir else config.logs_specs)
         check_preload(options, config, arguments)
         source = choose_source(
             secure=options.secure,

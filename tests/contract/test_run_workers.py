@@ -96,6 +96,18 @@ def test_workers_know_their_run(tmp_path, restart):
         assert run.ended() == 0
 
 
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_a_run_that_keeps_no_logs_leaves_no_folder(tmp_path, restart):
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    options = three("--restart", restart)
+    with runkit.launched(tmp_path, WAITS, options=options, env={"TMPDIR": str(temporary)}) as run:
+        run.wait_told("up", 3)
+        run.say()
+        assert run.ended() == 0
+    assert not list(temporary.glob("torchelastic_*"))
+
+
 def test_two_that_die_at_once(tmp_path):
     with runkit.launched(tmp_path, WAITS, options=three("--max-restarts", "5", "--tee", "3")) as run:
         first = {t.rank: t for t in run.wait_told("up", 3)}

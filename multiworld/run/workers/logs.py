@@ -8,17 +8,18 @@ and a later attempt of one worker gets the same files in ``attempt_<k>/`` beside
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs
 
 if TYPE_CHECKING:
     from typing import TextIO
 
     from torch.distributed.elastic.multiprocessing import PContext
 
-__all__ = ["AskedForLogs", "AskingLogs", "LoneLogs", "RunLogs", "log_files"]
+__all__ = ["AskedForLogs", "AskingLogs", "LoneLogs", "RunLogs", "log_files", "remove_empty"]
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -158,3 +159,16 @@ def _of_attempt(path: str, attempt: int) -> str:
     made = Path(*parts)
     made.parent.mkdir(parents=True, exist_ok=True)
     return str(made)
+
+
+def remove_empty(specs: LogsSpecs | None) -> None:
+    """Remove the folders without a file that torch made for a run whose user named none.
+
+    torch makes a temporary folder for each run, with one for each worker in it, also where no log is
+    redirected. None: the user named a folder, which stays as it is.
+    """
+    if not isinstance(specs, DefaultLogsSpecs) or not Path(specs.root_log_dir).is_absolute():
+        return
+    for folder, _, _ in os.walk(specs.root_log_dir, topdown=False):
+        with suppress(OSError):  # it has files, or is gone
+            Path(folder).rmdir()

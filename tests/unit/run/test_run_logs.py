@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="the log files are torch's")
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from multiworld.run.workers.logs import LoneLogs, RunLogs
+from multiworld.run.workers.logs import LoneLogs, RunLogs, remove_empty
 
 
 def test_a_node_that_takes_a_larger_slot_than_its_first_one(tmp_path):
@@ -27,3 +27,17 @@ def test_a_node_that_takes_a_larger_slot_than_its_first_one(tmp_path):
     )
     assert Path(env[0]["TORCHELASTIC_ERROR_FILE"]).parent.is_dir()
     assert first.read_text() == "said"
+
+
+def test_a_run_of_which_no_folder_was_named_leaves_files_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    specs = DefaultLogsSpecs(redirects=Std.ALL)
+    dest = specs.reify({0: {}, 1: {}})
+    Path(dest.error_files[1]).write_text("{}")
+    remove_empty(specs)
+    left = [path for path in tmp_path.rglob("*") if not path.is_dir()]
+    assert left == [Path(dest.error_files[1])]
+    assert not Path(dest.error_files[0]).parent.exists()
+    left[0].unlink()
+    remove_empty(specs)
+    assert list(tmp_path.iterdir()) == []
