@@ -94,9 +94,13 @@ def test_ci_runs_every_test_once():
         ("others_of", ["1", "2", '3 "tests/unit --timeout=1800"']),
     ):
         assert sorted(re.findall(rf"^ *{function} (.*?) \|\|", text, re.MULTILINE)) == shares
+    assert re.findall(r'^ *run clusters "(.*?)"', text, re.MULTILINE) == ["-- --share $1/2"]
+    assert sorted(re.findall(r"^ *large (\d) \|\|", text, re.MULTILINE)) == ["1", "2"]
     # The third share divides unit tests alone: without claims it leaves out, or repeats, what the two others have.
     claims = re.findall(r'^(\w+)\(\).*\n *local -x M8D_SHARE_CLAIMS="\$tools/([\w-]+)"', text, re.MULTILINE)
-    assert sorted(claims) == [("contract", "claims"), ("others_of", "claims-others")]
+    assert sorted(claims) == [
+        ("clusters", "claims-clusters"), ("contract", "claims"), ("others_of", "claims-others"),
+    ]  # fmt: skip
     body = re.search(r"def tests_all\(.*?\n\n\n", (ROOT / "noxfile.py").read_text(), re.DOTALL)
     assert body
     assert "not long" not in body[0]
