@@ -35,8 +35,11 @@ def everything(me, size, memory):
     torch.set_num_threads(1)
     wrong, other = [], []
     with world(me, size, memory=memory) as w:
-        for count, op in itertools.product(COUNTS, OPS):
+        for count, (number, op) in itertools.product(COUNTS, enumerate(OPS)):
             for root, way in enumerate(WAYS):
+                # The largest in one form each, another one for each size: most of the time is theirs.
+                if count == COUNTS[-1] and root != (number + size + memory) % len(WAYS):
+                    continue
                 before = on_lane(w)
                 args, right = call(op, me.rank, size, count, torch.float32, root % size)
                 WAYS[way](w, op, args)
