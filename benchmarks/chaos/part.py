@@ -113,7 +113,7 @@ def measure(run: Run) -> Iterator[Figure]:
             told.still.append(1e3 * standstill(track))
             told.sizes += sizes
             crowd.call("settle", timeout=_PATIENCE, members=MEMBERS)
-            told.held.append(float(crowd.call("reports")["more_descriptors"]))
+            told.held.append(float(_reports(crowd, told)["more_descriptors"]))
         crowd.call("end", timeout=_PATIENCE)
     for each in told.broken:
         run.remark(f"chaos: a world broke though nothing was done to its members: {each}")
@@ -123,12 +123,18 @@ def measure(run: Run) -> Iterator[Figure]:
 def _heard(crowd: Any, seconds: float, told: Told, rates: list[float]) -> tuple[Track, list[float]]:
     """Hear the members for so long, take in what they told; the way of the steps, and the world's sizes."""
     crowd.call("wait", timeout=_PATIENCE, seconds=seconds)
-    found = crowd.call("reports")
+    found = _reports(crowd, told)
     track: Track = [(at, generation, steps) for at, generation, steps in found["track"]]
     rates.append(rate(track))
+    return track, found["sizes"]
+
+
+def _reports(crowd: Any, told: Told) -> dict[str, Any]:
+    """What was told since the last call; reforms and breaks count in every phase, as members settle too."""
+    found: dict[str, Any] = crowd.call("reports")
     told.reformed += [1e3 * each for each in found["reformed"]]
     told.broken += found["broken"]
-    return track, found["sizes"]
+    return found
 
 
 def figures(told: Told, faults: Counter[str], options: argparse.Namespace) -> Iterator[Figure]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import Counter
 
 import pytest
 
+from benchmarks.chaos import part as chaos
 from benchmarks.chaos.part import Told, figures, rate, standstill, way
+from benchmarks.measuring.part import Run
 
 # Two members' reports: one is a step behind, and they stand still from 1.0 to 3.5.
 TRACK = [
@@ -42,4 +45,30 @@ def test_each_phase_is_beside_its_own_calm():
     assert (found["steps"].value, found["steps"].met) == (0.95, True)
     assert "2 kill, 1 start), of 6.5 members on average" in found["steps"].note
     assert (found["healthy/broken"].value, found["healthy/broken"].met) == (1.0, False)
+    assert found["descriptors"].value == 2.0
+
+
+class Crowd:
+    """Stands in for the process that members are forked from: a pair breaks, and members reform, as they settle."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list] = {"broken": [], "reformed": []}
+
+    def call(self, name, **_args):
+        if name == "settle":
+            self._found = {"broken": ["process 3, pair3: gone"], "reformed": [0.03]}
+        elif name == "reports":
+            found, self._found = self._found, {"broken": [], "reformed": [0.02]}
+            return found | {"track": TRACK, "sizes": [7], "more_descriptors": 2}
+        return name
+
+
+def test_a_healthy_world_that_breaks_while_members_settle_counts(monkeypatch):
+    monkeypatch.setattr(chaos, "Ranks", lambda *_args, **_more: contextlib.nullcontext((Crowd(),)))
+    remarks = []
+    options = argparse.Namespace(seconds=2.0, every=2.0, hang_timeout=0.5, secure=False, seed=1)
+    found = {each.name: each for each in chaos.measure(Run(options=options, remark=remarks.append))}
+    assert (found["healthy/broken"].value, found["healthy/broken"].met) == (1.0, False)
+    assert remarks == ["chaos: a world broke though nothing was done to its members: process 3, pair3: gone"]
+    assert (found["reform"].samples, found["reform"].quantiles["max"]) == (2, pytest.approx(30.0))
     assert found["descriptors"].value == 2.0
