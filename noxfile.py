@@ -209,7 +209,8 @@ def tests_torch(session: nox.Session, torch: str) -> None:
             session.run(*bound, python, *run.command(more, args.limit), env=env, external=True)
         except CommandFailed:
             good = False
-        outcome = run.done(said, time.monotonic() - began, good=good, whole=not more)
+        seconds = time.monotonic() - began
+        outcome = run.done(said, seconds, good=good, whole=not more, limit=args.limit)
     if args.write:
         versions.write_page(args.write, versions.columns(ROOT / "out" / "versions", args.write))
     session.log(f"torch {torch}: {outcome.summary()}")

@@ -76,7 +76,9 @@ class Run:
         """Record that the tests were not run: this torch cannot be had."""
         return self._kept(replace(self._blank, trouble=f"not run: {why}"))
 
-    def done(self, said: str, seconds: float, *, good: bool, whole: bool = True) -> Outcome:
+    def done(
+        self, said: str, seconds: float, *, good: bool, whole: bool = True, limit: int = LIMIT
+    ) -> Outcome:
         """Record what came of the tests.
 
         Args:
@@ -84,6 +86,7 @@ class Run:
             seconds: they took.
             good: pytest ended with 0.
             whole: all tests were asked for; an outcome of some of them is not kept.
+            limit: what `command` was given.
         """
         build, python, _ = json.loads(said.splitlines()[-1])
         outcome = replace(
@@ -93,8 +96,12 @@ class Run:
             outcome = replace(outcome, cases=read_junit(self._junit.read_text(encoding="utf-8")))
         except (OSError, ValueError) as exc:
             outcome = replace(outcome, trouble=f"not to its end: pytest left no results: {exc}")
-        if not good and not outcome.trouble and not outcome.count(FAILED):
-            outcome = replace(outcome, trouble="not to its end: pytest failed, and none of its tests did")
+        if not good and not outcome.trouble:
+            # pytest's code for tests that were cut off is that for tests that failed.
+            if seconds >= limit:
+                outcome = replace(outcome, trouble=f"not to its end: cut off after {limit} s")
+            elif not outcome.count(FAILED):
+                outcome = replace(outcome, trouble="not to its end: pytest failed, and none of its tests did")
         return self._kept(outcome) if whole else outcome
 
     def _kept(self, outcome: Outcome) -> Outcome:

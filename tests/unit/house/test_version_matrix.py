@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,13 @@ def run(toy, tests, tmp_path, packages):
         said = subprocess.run(
             [toy, "-I", "-c", versions.ASK], capture_output=True, text=True, check=True, timeout=60
         )
+        began = time.monotonic()
         done = subprocess.run(
             [toy, *one.command(more, limit)], env={**os.environ, "PYTHONPATH": str(packages)}, cwd=tests,
             capture_output=True, check=False, timeout=240,
         )  # fmt: skip
-        return one.done(said.stdout, 1.0, good=done.returncode == 0, whole=not more)
+        seconds = time.monotonic() - began
+        return one.done(said.stdout, seconds, good=done.returncode == 0, whole=not more, limit=limit)
 
     return once
 
@@ -106,13 +109,17 @@ def test_a_failing_test_and_a_broken_file_are_told(tests, run):
     }
 
 
-def test_tests_past_their_time_are_ended_and_told(tests, run):
+@pytest.mark.parametrize("failing", [False, True])
+def test_tests_past_their_time_are_ended_and_told(tests, run, failing):
     (tests / "test_toy.py").write_text(
         "import pytest, time\n@pytest.mark.parametrize('n', range(600))\ndef test_long(n): time.sleep(1)\n"
     )
+    if failing:
+        (tests / "test_a.py").write_text("def test_no(): assert 1 == 2\n")
     outcome = run(limit=2)
-    assert outcome.trouble.startswith("not to its end")
+    assert outcome.trouble == "not to its end: cut off after 2 s"
     assert outcome.count(PASSED) < 60
+    assert outcome.count(FAILED) == failing
 
 
 def test_no_tests_at_all_are_no_success(tests, tmp_path, run, monkeypatch):
