@@ -124,6 +124,7 @@ def columns(folder: Path, page: Path) -> list[Outcome]:
     """Return the last run of each of `VERSIONS` that came to its end, condensed.
 
     Each column says of which sources it is: a run takes an hour, and not all versions are run at once.
+    What the page has of a later day stays: it was run elsewhere.
 
     Args:
         folder: with the records of `Run`.
@@ -135,7 +136,7 @@ def columns(folder: Path, page: Path) -> list[Outcome]:
         path = folder / f"torch-{version}.json"
         new = from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
         old = next((each for each in before if _is_of(version, each.torch)), None)
-        if new is not None and (not new.trouble or old is None):
+        if new is not None and (old is None or (not new.trouble and new.date >= old.date)):
             found.append(condensed(new))
         else:
             found.append(old or Outcome(version, today(), sources_digest(), trouble="not run: not asked for"))

@@ -195,6 +195,19 @@ def test_results_of_earlier_runs_stay_until_the_version_is_run_to_its_end_again(
     assert [each.sources for each in kept(tmp_path, monkeypatch, "9.0", "9.8")] == ["new", "new"]
 
 
+def test_an_older_record_does_not_replace_a_newer_column(tmp_path, monkeypatch):
+    """The page was written elsewhere since."""
+    newer = Outcome("9.0.1", "2026-01-02", "new", "9.0.1+cpu", "3.11.7", (Case("test_a", "test_b", PASSED),))
+    write_page(tmp_path / "page.md", [newer])
+    (tmp_path / "out").mkdir()
+    record = tmp_path / "out" / "torch-9.0.json"
+    record.write_text(to_json(dataclasses.replace(newer, date="2026-01-01", sources="old")))
+    assert kept(tmp_path, monkeypatch, "9.0") == [newer]
+    later = dataclasses.replace(newer, date="2026-01-03", sources="newest")
+    record.write_text(to_json(later))
+    assert kept(tmp_path, monkeypatch, "9.0") == [later]
+
+
 def test_a_page_without_a_place_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Nothing here\n")
