@@ -3,7 +3,8 @@
     python tests/shares.py --parts -m "not long"
 
 The arguments are pytest's. Lines of progress come at once, with the number of the process; what pytest says of
-failures, and its sums, when both have ended.
+failures, and its sums, when both have ended. Of a process that ended before pytest could say that (a crash, a timeout,
+an internal error), its last lines are shown.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 
 OF = 2
 NO_TESTS = 5
@@ -21,6 +23,9 @@ NO_TESTS = 5
 _ENDING = re.compile(
     r"=+ (FAILURES|ERRORS|warnings summary|short test summary info|.* in [\d.]+s.*) =+$|(\w+Error|ERROR)\b.*"
 )
+_FAILURES = re.compile(r"=+ (FAILURES|ERRORS) =+$")
+_LAST = 1000
+"""Lines of a process that are kept: a crash is told with the stacks of all threads."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,8 +53,8 @@ def main(arguments: list[str]) -> int:
             for reader in readers:
                 reader.join()
         codes = [run.wait() for run in runs]
-    for number, end in enumerate(ends, 1):
-        say(f"-- process {number} of {OF}:", *end)
+    for number, (code, end) in enumerate(zip(codes, ends, strict=True), 1):
+        say(f"-- process {number} of {OF}, exit code {code}:", *end)
     return next((code for code in codes if code not in {0, NO_TESTS}), 0)
 
 
@@ -62,12 +67,17 @@ def say(*lines: str) -> None:
 def read(number: int, run: subprocess.Popen[str], end: list[str]) -> None:
     """Show a process's lines of progress; put what it says in the end into `end`."""
     assert run.stdout is not None
+    before = deque[str](maxlen=_LAST)
     for each in run.stdout:
         line = each.rstrip("\n")
         if line.startswith("-- "):
             say(f"{number}: {line[3:]}")
         elif end or _ENDING.match(line):
             end.append(line)
+        else:
+            before.append(line)
+    if run.wait() not in {0, NO_TESTS} and not any(_FAILURES.match(line) for line in end):
+        end[:0] = before
 
 
 if __name__ == "__main__":

@@ -239,6 +239,44 @@ def test_what_keeps_pytest_from_a_start_is_shown(tmp_path):
     assert "unrecognized arguments: --no-such-option" in done.stdout
 
 
+TIMEOUT = """
+import os
+
+def test_it(capfd):
+    with capfd.disabled():
+        print("+++ Timeout +++", "ValueError: in a stack", sep="\\n", flush=True)
+    os._exit(1)
+"""
+"""What pytest-timeout does by its thread."""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("test_a", "import os\ndef test_it(): os.abort()\n", "Fatal Python error: Aborted"),
+        ("test_a", TIMEOUT, "+++ Timeout +++"),
+        (
+            "conftest",
+            "def pytest_runtest_logstart(): raise ValueError('no')\n",
+            "INTERNALERROR> ValueError: no",
+        ),
+    ],
+    ids=["crash", "timeout", "internal"],
+)
+def test_what_ends_a_process_before_pytest_sums_up_is_shown(tmp_path, file, text, said):
+    (tmp_path / "partsplugin.py").write_text(PLUGIN)
+    (tmp_path / "test_a.py").write_text("def test_it(): pass\n")
+    (tmp_path / f"{file}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/shares.py", "-p", "partsplugin", "-p", "no:cacheprovider", "--parts"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{tmp_path}"},
+    )  # fmt: skip
+    assert said in done.stdout, done.stdout + done.stderr
+    (code,) = {int(each) for each in re.findall(r"exit code (-?\d+):", done.stdout)} - {0, 5}
+    assert done.returncode == code % 256
+
+
 def test_a_share_is_a_number_of_how_many():
     assert partskit.read_share("2/3") == (2, 3)
     for wrong in ("", "1", "0/2", "3/2", "1/0", "-1/2", "a/b"):
