@@ -135,7 +135,7 @@ def _one_by_one(run: Run, session: Session, found: Mapping[int, Found], rounds_l
             values[kind].append(each)
         if run.full or count == max(found):
             values["idle_cpu"].append(session.member.call("idle", seconds=run.options.idle))
-    _, right = session.both("use", names=joined)
+    right, _ = session.both("use", names=joined)  # the member receives
     if right != last:
         raise RuntimeError(f"{right} of {last} messages arrived: the worlds that were measured do not work")
     ours, theirs = session.close(joined)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+from collections import defaultdict
+
 import pytest
 
 from benchmarks.detection import part as detection
@@ -142,6 +145,36 @@ def test_figures_of_worlds():
     assert (figures["join/256:30"].met, figures["threads/256:30"].met) == (False, True)
     assert figures["plain/own_store+own_device/threads"].value == 4.0
     assert not [name for name in figures if "256:30" in name and name.startswith("close")]
+
+
+class FakeRank:
+    """Stands in for a rank of the part worlds; `right` messages came to it as they were sent."""
+
+    def __init__(self, right: int) -> None:
+        self._answers = {
+            "join": [0.1, 0.1],
+            "held": {"threads": 1.0},
+            "idle": 0.0,
+            "use": right,
+            "close": 0.0,
+        }
+
+    def call(self, name, **_args):
+        return self._answers.get(name, "")
+
+    def start(self, name, **_args):
+        self._started = name
+
+    def result(self):
+        return self.call(self._started)
+
+
+def test_worlds_in_which_a_message_is_lost_are_not_measured():
+    run, found = Run(options=argparse.Namespace(idle=0.0)), {2: defaultdict(list)}
+    worlds._one_by_one(run, worlds.Session([FakeRank(2), FakeRank(2)]), found, 1)
+    assert found[2]["join"] == [100.0, 100.0]
+    with pytest.raises(RuntimeError, match="1 of 2 messages arrived"):
+        worlds._one_by_one(run, worlds.Session([FakeRank(1), FakeRank(2)]), found, 1)
 
 
 def test_worlds_that_cost_nothing_at_30_have_no_ratio_to_it():
