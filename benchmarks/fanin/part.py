@@ -104,6 +104,7 @@ def fairness_of(workers: int, size: int, form: str, rounds: list[list[int]]) -> 
     )  # fmt: skip
     yield summary(
         "fanin", f"{name}/least_to_most", [min(counts) / max(counts) for counts in rounds], "ratio",
+        absolute_unit="1/s",  # both sides are messages in the same time: more is better
         note="messages from the worker that got the least in, over those from the one that got the most in",
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.collectives import part as collectives
 from benchmarks.fanin import part as fanin
 from benchmarks.figures import sizes
+from benchmarks.figures.compare import Verdict, change
 from benchmarks.figures.figure import Goal, summary
 from benchmarks.figures.goals import answers
 from benchmarks.figures.sizes import KB, MB
@@ -325,6 +326,16 @@ def test_fairness_by_hand():
 def test_fairness_has_bounds(counts):
     assert 1 / len(counts) <= fanin.jain(counts) * (1 + 1e-9)
     assert fanin.jain(counts) <= 1 + 1e-9
+
+
+def test_more_fairness_is_better():
+    before, after = (
+        {each.name: each for each in fanin.fairness_of(4, 4 * KB, "threads", [counts] * 8)}
+        for counts in ([100, 90, 90, 20], [100, 90, 90, 80])
+    )
+    assert {*before} == {f"fairness/4/4KB/threads/{kind}" for kind in ("jain", "least_to_most")}
+    found = [change(before[name], after[name]) for name in before]
+    assert [each.verdict for each in found] == [Verdict.BETTER, Verdict.BETTER]
 
 
 def test_fanin_compares_the_best_with_the_best():
