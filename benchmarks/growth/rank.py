@@ -188,6 +188,10 @@ class Members(Zygote):
         except mw.BrokenWorldException:
             noticed = time.monotonic()
         world.reform()
+        # On a busy machine the one that waits may have claimed its place too late for it.
+        while world.world_size < count:
+            time.sleep(_STEP)
+            world.advance()
         operate(world)
         tell(noticed=noticed, first=time.monotonic(), size=world.world_size, whole=True)
         forever()
