@@ -285,6 +285,7 @@ class RunState:
                     worker.state, worker.since, worker.last = "retiring", at, text
                 elif worker is not None and worker.state == "restarting":  # it was not started again yet
                     worker.state, worker.since, worker.last = "stopped", at, text
+                    self._leave(rank, "closed")
             case WorldChanged():
                 self._world(event, text)
             case CallsRaised(rank=rank, world=world, generation=generation):
@@ -349,9 +350,10 @@ class RunState:
         worker = self._workers.get(rank)
         if worker is None or worker.pid != pid:
             return
+        # A process that ended with 0, or was retired, is done with its worlds, whether or not it closed them.
+        done = state == "ended" or worker.state == "retiring"
         worker.state, worker.since, worker.last = state, at, text
-        # A process that ended with 0 is done with its worlds, whether or not it closed them.
-        self._leave(rank, "closed" if state == "ended" else "gone")
+        self._leave(rank, "closed" if done else "gone")
         if (rank, pid) in self._former:
             self._forget((rank,))
 

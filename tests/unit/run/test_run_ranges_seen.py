@@ -90,6 +90,20 @@ def test_a_worker_that_retires_is_no_failure_and_no_restart():
     assert (again["state"], again["restarts"]) == ("up", 0)
 
 
+def test_a_worker_that_is_retired_has_closed_its_worlds_however_it_ends():
+    alone = [trainers(2)[1], active(1, 1, 1)]
+    failed = h.WorkerFailed(AT + 2, 1, 4001, 0, -9, "killed")
+    retiring = h.WorkerRetiring(AT + 4, 1, 60.0)
+    for how in (
+        [retiring, h.WorkerStopped(AT + 5, 1, 4001, -15)],
+        [failed, h.WorkerRestarting(AT + 3, 1, 1, 60.0, 2), retiring],  # before it was started again
+    ):
+        told = [*alone, *how]
+        assert run_of(*told).snapshot()["workers"][0]["state"] == "stopped"
+        assert world(*told)["state"] == "closed", "no alert: it is missed by none"
+    assert world(*alone, failed)["state"] == "gone"
+
+
 def test_the_log_has_it():
     stream = io.StringIO()
     log = EventLog(stream)
