@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.agent.server.local_elastic_agent import (
+    TORCHELASTIC_TIMER_FILE,
+    LocalElasticAgent,
+)
 from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.metrics.api import put_metric
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -141,6 +144,7 @@ class WorkerAgent(LocalElasticAgent):
         )
         self._logs = RunLogs(logs_specs, self._filters, spec.local_world_size)
         self._envs: dict[int, dict[str, str]] = {}
+        self._timer_file: dict[str, str] = {}
         self._crew = Crew(Retirements(context.grace))
         self._scaler = Scaler(self._crew, context.plan, context.bus, context.tell_retiring, self._start_again)
         self._retired: list[threading.Thread] = []
@@ -230,6 +234,10 @@ class WorkerAgent(LocalElasticAgent):
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         if self._worker_watchdog is None:
             super()._setup_local_watchdog(envs)
+            self._timer_file = {key: envs[0][key] for key in (TORCHELASTIC_TIMER_FILE,) if key in envs[0]}
+        else:  # it serves the workers of a seat that is taken again, too
+            for env in envs.values():
+                env.update(self._timer_file)
 
     def _setup_healthcheck(self) -> None:
         if self._health_check_server is None:

@@ -1,4 +1,4 @@
-"""The launcher's agents where a run ends: how they differ from torch's, and which signals count."""
+"""The launcher's agents: how they differ from torch's, where a run ends too, and which signals count."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from multiworld.run import launcher
 from multiworld.run.signals import Arrivals, Wake
+from multiworld.run.workers.agent import WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
 from multiworld.run.workers.process import ProcessExit, stop_all
 
@@ -105,3 +106,25 @@ def test_only_a_signal_that_ends_the_run_ends_the_grace_period(number, sent):
     finally:
         wake.close()
     assert worker.sent == sent
+
+
+@pytest.mark.parametrize("given", [None, "/run/timers"], ids=["torch's file", "a file that was given"])
+def test_workers_of_a_seat_that_is_taken_again_have_the_file_of_torchs_timers(given, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", given)
+    served = []
+
+    def server(file_path, **_):
+        return SimpleNamespace(start=lambda: served.append(file_path))
+
+    monkeypatch.setattr("torch.distributed.elastic.timer.FileTimerServer", server)
+    agent = object.__new__(WorkerAgent)
+    agent._worker_watchdog = None
+    for size in (1, 2):
+        envs = {rank: {"TORCHELASTIC_RUN_ID": "run"} for rank in range(size)}
+        agent._setup_local_watchdog(envs)
+        assert [each.get("TORCHELASTIC_TIMER_FILE") for each in envs.values()] == served * size
+    assert len(served) == 1, "one server"
+    assert given in {None, *served}
