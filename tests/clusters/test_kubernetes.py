@@ -124,6 +124,14 @@ def test_each_job_is_a_run_of_its_own(name):
     assert "--rdzv-id" not in (MANIFESTS / name).read_text()
 
 
+def test_a_job_fails_with_the_first_index_that_has_no_pods_left():
+    """Else its other pods go on without that one's ranks, and a JobSet does not start the run again."""
+    (nodes,) = of_kind("jobset.yaml", "JobSet")["spec"]["replicatedJobs"]
+    for spec in (of_kind("job.yaml", "Job")["spec"], nodes["template"]["spec"]):
+        assert spec["backoffLimitPerIndex"] > 0
+        assert spec["maxFailedIndexes"] == 0
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_probes_ask_the_page_at_its_port(name):
     pod, spec = container(name), template(name)["spec"]
