@@ -11,7 +11,7 @@ import torch.distributed as dist
 from kits.meetkit import until
 
 from multiworld.run.errors import RunError
-from multiworld.run.events import EventBus, NodeJoined
+from multiworld.run.events import EventBus, NodeJoined, Note
 from multiworld.run.nodes import losses, rank_assignment, slots, votes
 from multiworld.run.nodes.agreement import Agreement
 from multiworld.run.nodes.applications import Applications
@@ -248,6 +248,21 @@ def test_a_seat_is_free_once_its_node_has_read_in_a_store_outside_that_it_was_re
     fenced = (backend, cause) == ("etcd-v2", "hung")
     assert [each.slots[1].holder for each in held] == [lost.id, spare.id][not fenced :]
     assert all(each.node(lost.id) is None for each in held)
+
+
+def test_the_log_says_that_the_node_of_a_store_that_is_gone_is_not_to_be_started(bus, nodes, monkeypatch):
+    """As that of a host that lost its power: it is silent, and gone once the host has started again."""
+    said = []
+    bus.subscribe(lambda event: said.append(event.text) if isinstance(event, Note) else None)
+
+    def silent(*_):
+        raise StoreSilentError("no answer", gone=bool(said))
+
+    monkeypatch.setattr(RendezvousStore, "newest", silent)
+    until(lambda: nodes.poll() or len(said) == 2)
+    lost = "rendezvous store lost (no answer): running workers go on, no other node can join"
+    assert said[0] == f"{lost} until it answers again"
+    assert said[1].startswith(f"{lost}. Do not start the endpoint's node again while this run goes on: ")
 
 
 @pytest.fixture

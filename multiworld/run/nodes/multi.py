@@ -443,13 +443,19 @@ class MultiNode(Nodes):
 
     def _store_is_silent(self, error: StoreSilentError) -> None:
         self._answers = False
+        news = self._silent_since is None
         if error.gone and not self._store_gone:
-            self._store_gone = True
+            self._store_gone = news = True
             self._no_rendezvous = self._no_rendezvous or "gone"
             self._rendezvous.give_up()
-        if self._silent_since is None:
-            self._silent_since = time.monotonic()
+        self._silent_since = self._silent_since or time.monotonic()
+        if news:
             what = "no other node can join" if error.gone else "no other node can join until it answers again"
+            if error.gone:
+                what += (
+                    ". Do not start the endpoint's node again while this run goes on:"
+                    " it would begin a second run with the same ranks"
+                )
             self._note(logging.WARNING, f"rendezvous store lost ({error}): running workers go on, {what}")
         if not self._losses.causes:
             self._next_poll = time.monotonic() + 2.0
