@@ -73,6 +73,35 @@ def test_a_provider_dies_and_another_sends_the_rest(lanes, pair, in_place, as_be
     assert {path[0] for path in kept} == set(state)
 
 
+def test_what_is_received_over_does_not_count_as_kept(lanes):
+    """The second of three providers has another value of a tensor that came whole, and dies in the middle of it."""
+    state = {"large": torch.full((4096,), 1.0), "last": torch.full((4096,), 1.0)}  # each comes in four parts
+    other = {**state, "large": torch.full((4096,), 2.0)}
+    into, kept, had = {name: torch.zeros(4096) for name in state}, {}, []
+    for provided, last in ((state, 6), (other, 2), (state, None)):
+        provider, receiver = lanes.connect(2)
+
+        def die(number, tensor, provider=provider, last=last):
+            if number == last:
+                provider.endpoint.fail(ConnectionError("killed"))
+            return tensor
+
+        provider.before = die
+        sent = lanes.give(provider, provided)
+        if last is None:
+            got = receive(receiver, into=into, in_place=True, kept=kept)
+            sent.result(PATIENCE)
+        else:
+            with pytest.raises(ConnectionResetError, match="a member is lost"):
+                receive(receiver, into=into, in_place=True, kept=kept)
+            with pytest.raises(ConnectionError, match="killed"):
+                sent.result(PATIENCE)
+            had.append({path[0] for path in kept})
+    assert had[0] == {"large"}
+    assert same(got, state)
+    assert all(got[each] is into[each] for each in state)
+
+
 def test_a_transfer_that_gets_on_may_take_longer_than_its_patience(lanes, pair):
     provider, receiver = pair
 

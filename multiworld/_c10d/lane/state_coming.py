@@ -34,7 +34,7 @@ class Coming:
         forms: of the tensors.
         there: which of them do not come, because they are in `has`.
         rooms: to receive into, by path, where the form is the same.
-        has: what came before, with its checksums.
+        has: what came before, with its checksums; what is about to be received over is taken out of it.
         changes: called before one of `rooms` is changed.
 
     Attributes:
@@ -52,7 +52,7 @@ class Coming:
         forms: Sequence[Form],
         there: Sequence[bool],
         rooms: Mapping[Path, Tensor],
-        has: Mapping[Path, tuple[Tensor, int]],
+        has: MutableMapping[Path, tuple[Tensor, int]],
         changes: Callable[[], None] | None = None,
     ) -> None:
         self.tensors: list[Tensor] = []
@@ -61,6 +61,7 @@ class Coming:
         self._paths = paths
         self._forms = forms
         self._rooms = rooms
+        self._has = has
         self._changes = changes
         self._coming = [at for at, here in enumerate(there) if not here]
         self._sums = Sums()
@@ -95,14 +96,14 @@ class Coming:
         self._compare()
         self.tensors = [self._tensor(at) for at in range(len(self._forms))]
 
-    def keep(self, has: MutableMapping[Path, tuple[Tensor, int]]) -> None:
+    def keep(self) -> None:
         """Put into `has` what came whole, take out what came damaged; nothing is received any more."""
         with contextlib.closing(self._sums):
             for at, left in self._left.items():
                 if at in self._damaged:
-                    has.pop(self._paths[at], None)
+                    self._has.pop(self._paths[at], None)
                 elif not left and at in self._found:
-                    has[self._paths[at]] = self._found[at], self._sums.whole(at)
+                    self._has[self._paths[at]] = self._found[at], self._sums.whole(at)
 
     def _receive(self, part: Sequence[Piece]) -> None:
         views = [state_tensors.part_of(self._tensor(piece.tensor), piece.at) for piece in part]
@@ -136,6 +137,9 @@ class Coming:
         """Return where a tensor is received into."""
         if at not in self._found:
             room = self._room(at)
+            if room is not None:
+                # What came before may lie there: with another value in it, its checksum would be a false one.
+                self._has.pop(self._paths[at], None)
             self._found[at] = self._forms[at].room() if room is None else room
         return self._found[at]
 

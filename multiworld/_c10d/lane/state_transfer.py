@@ -257,7 +257,7 @@ def _receive(
             raise line.failed(f"{total} bytes were offered, and {coming.total} are described")
         coming.receive(progress)
     finally:
-        coming.keep(has)
+        coming.keep()
     line.tell(Kind.DONE)
     came = iter(coming.tensors)
     return rebuild(text, lambda _: next(came))
