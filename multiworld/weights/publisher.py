@@ -341,6 +341,8 @@ class Publisher:
     def _send(self, world: World, version: Version) -> bool:
         """Send what the engine lacks of a version; return False if the transfer was cut."""
         while (head := version.head(self._plan.timeout / wire.BEATS)) is None:
+            if version.cut.is_set():
+                return False
             wire.send(world, {"kind": "idle"})
         wire.send(world, head.told())
         with self._shelf.waiting(version):

@@ -39,10 +39,10 @@ class Version:
         self.holds = self.waits = 0
         self._head = Head(session, number, bucket, tuple(entries), ())
         self._summing = threading.Lock()
-        self._summed: Future[tuple[str, ...]] | None = None
+        self._summed: Future[tuple[str, ...] | None] | None = None
 
     def head(self, within: float) -> Head | None:
-        """Return what engines are told of it; None where the digests take longer.
+        """Return what engines are told of it; None where the digests take longer, or it was cut before.
 
         The first caller has a thread compute them: of hundreds of gigabytes that takes minutes.
 
@@ -51,17 +51,25 @@ class Version:
         """
         with self._summing:
             if self._summed is None:
-                done: Future[tuple[str, ...]] = Future()
+                done: Future[tuple[str, ...] | None] = Future()
                 threading.Thread(target=self._sum, args=(done,), daemon=True, name="m8d-weights-sum").start()
                 self._summed = done  # not before: where no thread can be had, the next caller tries
-        if not wait([self._summed], within).done:
+        if not wait([self._summed], within).done or (digests := self._summed.result()) is None:
             return None
         session, number, bucket, entries, _ = self._head
-        return Head(session, number, bucket, entries, self._summed.result())
+        return Head(session, number, bucket, entries, digests)
 
-    def _sum(self, done: Future[tuple[str, ...]]) -> None:
+    def _sum(self, done: Future[tuple[str, ...] | None]) -> None:
+        digests = []
         try:
-            done.set_result(tuple(summed(each) for each in self.rooms))
+            for number in range(len(self.rooms)):
+                # One alone, for the shelf may let go of them meanwhile: there is none then.
+                room = self.rooms[number : number + 1]
+                if self.cut.is_set() or not room:
+                    done.set_result(None)
+                    return
+                digests.append(summed(*room))
+            done.set_result(tuple(digests))
         except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
             done.set_exception(as_new(error))  # its frames have the weights
 
@@ -71,7 +79,8 @@ class Shelf:
 
     Args:
         most: versions in memory, at most; one that is cut counts until the message that is being sent of it
-            has gone, and the one that is copied comes on top until it is `put`.
+            has gone, and the one that is copied comes on top until it is `put`. The bucket whose digest is
+            being computed stays until that is done.
         stopped: whether the publisher is closed; `changed` is notified when that changes.
 
     Attributes:

@@ -162,6 +162,61 @@ def test_engines_that_load_for_long_hold_no_more_versions_than_are_kept(monkeypa
     assert len(alive) <= most
 
 
+def test_versions_whose_digests_take_long_are_let_go_when_they_are_cut(slow, monkeypatch):
+    """Each has one bucket whose digest is being computed, and another one, which is looked at here."""
+    most = 3
+    kept, alive, threads, made = shelf.Shelf(most, lambda: False), weakref.WeakSet(), [], []
+    monkeypatch.setattr(publisher.wire, "send", lambda _world, _what: None)
+    monkeypatch.setattr(publisher.wire, "receive", lambda _world: {"need": []})
+    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=4 * 0.01), _shelf=kept)
+
+    def serve(number, held):
+        try:
+            publisher.Publisher._send(mine, number, held)
+        finally:
+            kept.done(held)
+
+    try:
+        for number in range(6):
+            rooms = [*kept.rooms()][1:] or [Bytes()]
+            alive.update(rooms)
+            made.append(shelf.Version("session", number, 100, [], [f"first of {number}", *rooms]))
+            del rooms
+            kept.put(made[-1])
+            held = kept.take(number - 1, 30.0, lambda: False)
+            threads.append(threading.Thread(target=serve, args=(number, held)))
+            threads[-1].start()
+            for each, thread in zip(made, threads, strict=True):
+                if each.cut.is_set():
+                    thread.join(10)
+                    assert not thread.is_alive(), "it goes on with the newest version"
+            gc.collect()
+            assert len(alive) <= most
+    finally:
+        slow.let.set()
+        for thread in threads:
+            thread.join(30)
+    assert [each.number for each in made if each.cut.is_set()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("why", ["cut", "its engine is lost"])
+def test_no_more_digests_are_computed_of_a_version_that_no_engine_gets(slow, why):
+    kept, it, ended = shelf.Shelf(3, lambda: False), version(), threading.Event()
+    kept.put(it)
+    assert kept.take(-1, 30.0, lambda: False) is it
+    assert it.head(0.01) is None
+    it._summed.add_done_callback(lambda _: ended.set())
+    if why == "cut":
+        it.cut.set()
+    else:
+        kept.done(it)
+        kept.put(shelf.Version("session", 4, 100, [], ["c"]))
+    slow.let.set()
+    assert ended.wait(30)
+    assert it.head(0.0) is None
+    assert slow.calls == ["a"]
+
+
 class Bytes:
     """Stands in for a bucket."""
 
