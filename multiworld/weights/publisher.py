@@ -6,6 +6,7 @@ import operator
 import threading
 import time
 import uuid
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -155,8 +156,8 @@ class Publisher:
             raise self._not_risen(version)
         with torch.no_grad():
             if self._rank or again:
-                for _ in gather(self._source):  # takes part in putting the shards together
-                    continue
+                # Takes part in putting the shards together, and keeps none: a loop's variable would.
+                deque(gather(self._source), maxlen=0)
             else:
                 self._shelf.put(self._copied(version))
         if again and not self._rank:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +88,8 @@ def buckets(source: Source, most: int, rooms: Iterable[Tensor] = ()) -> Iterator
         yield from _filled(gathered, most, iter(rooms), entries, now)
     except Exception:
         now.clear()
-        for _ in gathered:
-            continue
+        # A loop's variable would keep the one before while the next is put together.
+        deque(gathered, maxlen=0)
         raise
 
 

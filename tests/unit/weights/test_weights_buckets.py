@@ -12,7 +12,7 @@ import torch
 
 from multiworld._core.weights import Head
 from multiworld.errors import StateError
-from multiworld.weights import tensors, wire
+from multiworld.weights import Publisher, tensors, wire
 
 
 def filled(source, most=tensors.BUCKET, rooms=()):
@@ -111,15 +111,38 @@ class Sharded(torch.Tensor):
         return whole
 
 
-@pytest.mark.parametrize("most", [1 << 20, 1024])
-def test_sharded_tensors_are_put_together_and_released_one_after_the_other(most):
+def sharded():
+    """Four of them by name, and the list that tells which of the whole ones there are."""
     shards, alive = {f"w{at}": torch.zeros(1).as_subclass(Sharded) for at in range(4)}, []
     for number, shard in enumerate(shards.values()):
         shard.number, shard.alive = float(number), alive
+    return shards, alive
+
+
+@pytest.mark.parametrize("most", [1 << 20, 1024])
+def test_sharded_tensors_are_put_together_and_released_one_after_the_other(most):
+    shards, alive = sharded()
     head, rooms = filled(shards, most)
     assert len(alive) == 4
     weights = {f"w{at}": torch.full((1000,), float(at)) for at in range(4)}
     assert same(loaded(head, rooms, weights), weights)
+
+
+def test_a_rank_that_sends_nothing_releases_them_one_after_the_other_too():
+    shards, alive = sharded()
+    Publisher("w", shards, "file:///nowhere", rank=1).publish(0)
+    assert len(alive) == 4
+
+
+def test_those_after_an_error_are_released_one_after_the_other_too(monkeypatch):
+    def no_memory(*_):
+        raise MemoryError("no room")
+
+    shards, alive = sharded()
+    monkeypatch.setattr(tensors, "_reaching", no_memory)
+    with pytest.raises(MemoryError, match="no room"):
+        filled(shards)
+    assert len(alive) == 4
 
 
 def test_the_shards_after_an_error_are_put_together_all_the_same(monkeypatch):
