@@ -270,12 +270,24 @@ class _Tries:
         gone: ids of processes that were lost in one of the tries.
         agreed: whether the last try failed after its members had agreed on a generation.
         known: whether this process has opened the store before, for this world or in one of the tries.
+        cut_off: ids of processes that ended the transfers of a state in one of the tries.
     """
 
     lingering: contextlib.ExitStack
     gone: set[str] = field(default_factory=set)
+    cut_off: set[str] = field(default_factory=set)
     agreed: bool = False
     known: bool = False
+
+    def anew(self, gen: Generation) -> bool:
+        """Whether the timeout begins anew as `gen` broke while a state was sent: once for each process.
+
+        Otherwise two that cannot get a state to each other would have all members try for ever.
+        """
+        ranks = () if gen.breakage is None else gen.breakage.ranks
+        fresh = {gen.roster.members[rank].process for rank in ranks} - self.cut_off
+        self.cut_off |= fresh
+        return bool(fresh)
 
 
 def _join_assigned(
@@ -290,7 +302,7 @@ def _join_assigned(
         return cancelled() or (handle is not None and handle._closes != closes)  # noqa: SLF001
 
     while True:
-        tries.agreed = False
+        tries.agreed = kept.begun = False
         try:
             handle = _join_once(plan, handle, given_up, deadline, tries)
             bring_up_to_date(handle, kept)
@@ -299,12 +311,16 @@ def _join_assigned(
             other = handle is not None and registry.worlds().get(plan.name, handle) is not handle
             stopped = given_up() or registry.ending
             final = not is_tried_again(plan, error, agreed=tries.agreed)
+            if kept.begun and handle is not None and tries.anew(handle._gen):  # noqa: SLF001
+                # Transfers may have taken longer.
+                deadline = max(deadline, time.monotonic() + plan.timeout)
             if final or other or stopped or time.monotonic() + AGAIN >= deadline:
                 _close_new(handle, world)
                 if world is None and handle is not None and handle._torn and not stopped:  # noqa: SLF001
                     raise _torn(plan) from error
                 if isinstance(error, BrokenWorldException) and not (other or stopped):
-                    raise _without_state(plan, error) from error
+                    lacks = handle is not None and handle._state_claimed is None  # noqa: SLF001
+                    raise (_without_state if lacks else _without_others)(plan, error) from error
                 raise
             tries.known = True
             time.sleep(AGAIN)
@@ -333,6 +349,15 @@ def _without_state(plan: JoinPlan, error: BrokenWorldException) -> JoinTimeoutEr
         f"{plan.who} of world {plan.name!r} was let in, and did not get its state within {plan.timeout:g} s: {error}",
         rule="The members that work let a newcomer in, and send it the state, when each of them calls advance",
         next_step="See that they call it at least that often, or give a longer timeout",
+    )
+
+
+def _without_others(plan: JoinPlan, error: BrokenWorldException) -> JoinTimeoutError:
+    return JoinTimeoutError(
+        plan.name,
+        f"{plan.who} of world {plan.name!r} met the others, and the world broke while they joined: {error}",
+        rule="A join is over when all members have the world's state",
+        next_step="Join again, or give a longer timeout",
     )
 
 

@@ -13,6 +13,12 @@ __all__ = ["KeptState"]
 
 @dataclass
 class KeptState:
-    """See `multiworld._c10d.lane.state_transfer.receive_state`: tensors and checksums by their paths."""
+    """See the module.
+
+    Attributes:
+        tensors: and checksums, by their paths: see `multiworld._c10d.lane.state_transfer.receive_state`.
+        begun: whether all members of the present try were there, and transfers have begun.
+    """
 
     tensors: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
+    begun: bool = False

@@ -43,7 +43,7 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
 
     Args:
         world: active.
-        kept: what came whole in an earlier try.
+        kept: what came whole in an earlier try; told when transfers begin.
 
     Raises:
         BrokenWorldException: a member was lost meanwhile, or the other end gave up.
@@ -72,6 +72,7 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
             world._state_is_whole(gen)  # noqa: SLF001  (it serves what it has while others get theirs)
         # Those that are here run no code of the program until the end of the transfers, or have limits in it.
         meet(plan.timeout)
+        kept.begun = bool(wanted)
         if provider is not None:
             together = partial(meet, settings.MAX_TIMEOUT)
             has_it = _receive(world, gen, provider, kept, together, new=own is None or own < 0)

@@ -26,10 +26,11 @@ class Scene:
         done: what happened, in order.
         ready: the events.
         breaks: what the second meeting raises.
+        missing: what the first one raises.
     """
 
     def __init__(self, monkeypatch, rank, *, meets=True):
-        self.done, self.ready, self.breaks, self.now = [], [], None, BEGAN
+        self.done, self.ready, self.breaks, self.missing, self.now = [], [], None, None, BEGAN
         roster = SimpleNamespace(torn=(), meets=meets)
         self.gen = SimpleNamespace(
             world="w", number=2, rank=rank, size=3, lane=object(), state=SimpleNamespace(value="active"),
@@ -47,6 +48,8 @@ class Scene:
         monkeypatch.setattr(state_transfer, "receive_state", self.receive)
 
     def meet(self, _):
+        if self.missing is not None:
+            raise self.missing
         second = "met" in self.done
         self.done.append("met")
         if second:
@@ -73,7 +76,7 @@ class Scene:
             bring_up_to_date(self.world, kept)
         finally:
             stop()
-            self.kept = kept.tensors
+            self.kept, self.begun = kept.tensors, kept.begun
         return self.done
 
 
@@ -105,6 +108,22 @@ def test_a_state_that_has_come_stays_where_the_world_breaks_then(monkeypatch):
     assert scene.done[-2:] == ["loaded", "whole"]
     assert scene.gen.state.value == "broken", "the others hear of it"
     assert (scene.kept, scene.ready) == ({}, [])
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_transfers_have_begun_once_all_members_are_there(monkeypatch, rank):
+    scene = Scene(monkeypatch, rank)
+    scene.run()
+    assert scene.begun
+    scene = Scene(monkeypatch, rank)
+    scene.missing = ConnectionError("a member did not come")
+    with pytest.raises(ConnectionError):
+        scene.run()
+    assert not scene.begun
+    scene = Scene(monkeypatch, rank)
+    scene.gen.resources.steps = (2, 2, 2)
+    scene.run()
+    assert not scene.begun, "each has the state"
 
 
 @pytest.mark.parametrize(("rank", "does"), [

@@ -16,7 +16,9 @@ def late(monkeypatch):
     """Runs a join that meets no other member until its deadline; `torn`: what its handle says of the state."""
 
     def run(*, torn, world=None, cancelled=False):
-        made = world or SimpleNamespace(_closes=0, _torn=torn, close=lambda _seconds: closes.append(made))
+        made = world or SimpleNamespace(
+            _closes=0, _torn=torn, _state_claimed=None, close=lambda _seconds: closes.append(made)
+        )
         steps, closes = iter([made]), []
 
         def once(*_):
@@ -59,10 +61,67 @@ def test_a_join_that_is_given_up_ends_with_what_it_met(late):
 
 
 def test_a_member_that_joins_again_keeps_its_handle_and_knows_of_its_state(late):
-    world = SimpleNamespace(_closes=0, _torn=True)
+    world = SimpleNamespace(_closes=0, _torn=True, _state_claimed=None)
     error, closes = late(torn=True, world=world)
     assert type(error) is JoinTimeoutError
     assert not closes
+
+
+@pytest.fixture
+def breaks(monkeypatch):
+    """Runs a join whose time is over: each of its worlds breaks while a state is brought, then one does not.
+
+    `culprits`: the ranks that broke each, of the processes "0", "1" and so on; `begun`: the transfers had begun.
+    """
+
+    def run(*culprits, begun=True, whole=True):
+        members = [SimpleNamespace(process=str(rank)) for rank in range(3)]
+        made = SimpleNamespace(
+            _closes=0, _torn=False, _state_claimed=3 if whole else None, close=lambda _seconds: None,
+            _gen=SimpleNamespace(roster=SimpleNamespace(members=members), breakage=None),
+        )  # fmt: skip
+        tries, deadlines = iter(culprits), []
+
+        def once(_plan, _world, _cancelled, deadline, _tries):
+            deadlines.append(deadline)
+            return made
+
+        def brought(_handle, kept):
+            ranks = next(tries, None)
+            if ranks is not None:
+                kept.begun, made._gen.breakage = begun, SimpleNamespace(ranks=ranks)
+                raise join.BrokenWorldException("w", "the sender is lost")
+
+        monkeypatch.setattr(join, "_join_once", once)
+        monkeypatch.setattr(join, "bring_up_to_date", brought)
+        plan = SimpleNamespace(name="w", who="seat 'b'", timeout=60.0, on_loss="break")
+        deadlines.append(join.time.monotonic())
+        shared = join._Tries(contextlib.ExitStack())
+        found = join._join_assigned(plan, None, lambda: False, deadlines[0], shared)
+        return found is made, [late - deadlines[0] for late in deadlines[1:]]
+
+    return run
+
+
+def test_members_lost_in_a_transfer_that_outlasts_the_timeout_leave_the_others_a_whole_one(breaks):
+    joined, left = breaks((0,), (1, 2))
+    assert joined
+    assert left[0] == 0.0
+    assert 60.0 <= left[1] <= left[2]
+
+
+def test_the_timeout_begins_anew_once_for_each_process(breaks):
+    """Two that cannot get a state to each other would try for ever."""
+    joined, left = breaks((0, 1), (1,), (0,))
+    assert joined
+    assert left[1] == left[2] == left[3]
+
+
+@pytest.mark.parametrize(("ranks", "begun"), [((0,), False), ((), True)])
+@pytest.mark.parametrize(("whole", "says"), [(True, "while they joined"), (False, "did not get its state")])
+def test_a_join_whose_time_is_over_says_whether_it_lacks_the_state(breaks, ranks, begun, whole, says):
+    with pytest.raises(JoinTimeoutError, match=f"{says}.*the sender is lost"):
+        breaks(ranks, begun=begun, whole=whole)
 
 
 @pytest.mark.parametrize(
