@@ -21,19 +21,23 @@ import argparse
 import asyncio
 import os
 import sys
+import time
 
 import torch
 
 from multiworld.communicator import BrokenWorldException
-from multiworld.errors import JoinError, MultiworldError
+from multiworld.errors import JoinAbandonedError, JoinError, MultiworldError
 from multiworld.manager import WorldManager
 
 WORLDS = {1: "world1", 2: "world2"}  # by the number of its worker
 
 
+PATIENCE = 120.0  # seconds to start the others
+
+
 async def initialize(
-    manager: WorldManager, number: int, args: argparse.Namespace, timeout: float = 120
-) -> str:
+    manager: WorldManager, number: int, args: argparse.Namespace, timeout: float = PATIENCE
+) -> None:
     """Join the world of worker `number`: the leader as rank 0, the worker as rank 1."""
     await manager.initialize_world(
         WORLDS[number],
@@ -47,40 +51,53 @@ async def initialize(
         device=torch.device(f"cuda:{args.rank}" if args.backend.startswith("nccl") else "cpu"),
     )
     print(f"rank {args.rank} is in {WORLDS[number]}", flush=True)
-    return WORLDS[number]
+
+
+async def meet(manager: WorldManager, number: int, args: argparse.Namespace, timeout: float) -> None:
+    """Join the world of worker `number`, again where the worker dies while it joins."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            await initialize(manager, number, args, timeout)
+        except JoinAbandonedError as error:
+            if time.monotonic() > deadline:
+                raise
+            print(f"{WORLDS[number]} is not there: {error}", flush=True)
+            await asyncio.sleep(0.1)
+        else:
+            return
 
 
 async def lead(manager: WorldManager, number: int, args: argparse.Namespace) -> int:
     """Receive from one worker until it leaves, and again if it was restarted; returns how many tensors came."""
-    name = await initialize(manager, number, args)
+    name, wait, count = WORLDS[number], PATIENCE, 0
     tensor = torch.zeros(1, device="cuda:0" if args.backend.startswith("nccl") else "cpu")
-    count = 0
     while True:
         try:
+            await meet(manager, number, args, wait)
             while True:
                 await manager.communicator.recv(tensor, 1, name)
                 count += 1
                 print(f"received {tensor.item():g} from {name}", flush=True)
+        except JoinError as error:
+            print(f"{name} is given up: {error}", flush=True)
+            return count
         except BrokenWorldException as error:
             print(f"{error} (after {count} tensors)", flush=True)
             if error.cause == "left":  # it has sent everything
                 return count
         manager.remove_world(name)
-        print(f"waiting for --rank {number} to be started again, {args.wait:g} s", flush=True)
-        try:
-            await initialize(manager, number, args, args.wait)
-        except JoinError as error:
-            print(f"{name} is given up: {error}", flush=True)
-            return count
+        wait = args.wait
+        print(f"waiting for --rank {number} to be started again, {wait:g} s", flush=True)
 
 
 async def work(manager: WorldManager, args: argparse.Namespace) -> None:
     """Send 1, 2, 3, ... to the leader."""
-    name = await initialize(manager, args.rank, args)
+    await initialize(manager, args.rank, args)
     tensor = torch.zeros(1, device=f"cuda:{args.rank}" if args.backend.startswith("nccl") else "cpu")
     for number in range(1, args.count + 1):
         tensor.fill_(number)
-        await manager.communicator.send(tensor, 0, name)
+        await manager.communicator.send(tensor, 0, WORLDS[args.rank])
         print(f"rank {args.rank} sent {number}", flush=True)
         await asyncio.sleep(args.pause)
 
@@ -91,6 +108,8 @@ async def main(args: argparse.Namespace) -> None:
     if args.rank == 0:
         counts = await asyncio.gather(*(lead(manager, number, args) for number in WORLDS))
         print(f"no world is left; {sum(counts)} tensors came", flush=True)
+        if not any(counts):
+            sys.exit(1)
     else:
         await work(manager, args)
     manager.cleanup()

@@ -193,14 +193,17 @@ groups.build = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.timeout(600)
 def test_the_tutorials_leader_outlives_a_worker_that_dies_while_it_joins(stage: Stage) -> None:
     leader, worker = stage.start(PARTS["leader"]), PARTS["worker"]
+    dying = Sample("sample", "dying", "", DIES_JOINING + worker.body)
     stage.start(worker, "left")
+    read_until(leader, r"left 3")
+    assert stage.start(dying, "right").wait(PATIENCE) == -signal.SIGKILL  # in the world's first join
+    read_until(leader, r"right is not there: JoinAbandonedError", never="left is broken")
     right = stage.start(worker, "right")
-    read_until(leader, r"right 3")
+    read_until(leader, r"right 3", never="left is broken")
     right.kill()
     read_until(leader, r"right is broken: crashed \(1,\)")
-    dying = stage.start(Sample("sample", "dying", "", DIES_JOINING + worker.body), "right")
-    assert dying.wait(PATIENCE) == -signal.SIGKILL
-    read_until(leader, r"right is not back: JoinAbandonedError", never="left is broken")
+    assert stage.start(dying, "right").wait(PATIENCE) == -signal.SIGKILL
+    read_until(leader, r"right is not there: JoinAbandonedError", never="left is broken")
     read_until(leader, r"left \d+", never="left is broken")  # the other world goes on
     stage.start(worker, "right")
     read_until(leader, r"right is back: generation \d+", never="left is broken")

@@ -20,6 +20,8 @@ from examplekit import EXAMPLES, MARK, PATIENCE, ROOT, examples, processes_with
 from kits.portkit import listeners
 from worldkit import free_port
 
+from multiworld._c10d import groups
+
 pytestmark = pytest.mark.everyday
 
 # Makes the terminal on its standard input the controlling one, so that Ctrl-C is a signal, and becomes the program.
@@ -47,16 +49,37 @@ COLLECTIVES = {
 }
 
 
-def one_process(me, script, arguments):
+class Printed(io.StringIO):
+    """What a program prints; the process dies where it prints `last`."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.last = last
+
+    def write(self, text):
+        if self.last and self.last in text:
+            dies()
+        return super().write(text)
+
+
+def dies(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def one_process(me, script, arguments, last="", dies_joining=False):
     """Be one process of an example, as with --rank in a terminal of its own; torch is loaded already."""
+    if dies_joining:  # when it has agreed on a generation with the other members
+        groups.build = dies
     sys.argv = [str(EXAMPLES / script), *arguments, "--rank", str(me.rank)]
     sys.path.insert(0, str(EXAMPLES))
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(Printed(last)) as printed:
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as end:
             code = end.code
-    me.emit("ran", code=code, text=printed.getvalue())
+        else:
+            code = 0
+    me.emit("ran", code=code or 0, text=printed.getvalue())
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES.keys() - {"send_recv"}))
@@ -119,6 +142,27 @@ def test_multiworld_asyncio_in_three_terminals(run):
     assert first.finish() == 0, first.text
     assert second.finish() == -signal.SIGKILL
     assert "Traceback" not in leader.text + first.text
+
+
+def test_multiworld_asyncio_goes_on_where_a_worker_dies_while_it_joins(cast):
+    port = free_port(further=2)
+    common = ("--addr", "127.0.0.1", "--port", str(port), "--pause", "0.01")
+
+    def start(rank, *more, **how):
+        program = {"script": "multiworld_asyncio.py", "arguments": (*common, *more), **how}
+        return cast.start(one_process, rank, **program)
+
+    leader, second = start(0), start(2, "--count", "5")
+    for how in ({"dies_joining": True}, {"last": "rank 1 sent 3"}, {"dies_joining": True}):
+        assert start(1, **how).finish() == -signal.SIGKILL
+    again = start(1, "--count", "7")
+    ran = [each.expect("ran") for each in (leader, second, again)]
+    assert [each.code for each in ran] == [0, 0, 0], ran
+    text = ran[0].text
+    assert text.count("world1 is not there: ") == 2, text
+    assert "waiting for --rank 1 to be started again" in text
+    assert "received 7 from world1" in text
+    assert "received 5 from world2" in text
 
 
 def test_single_world_everyone_stops(run):
