@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import inspect
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,10 +32,10 @@ def show(world: mw.World, number: int, got: Any, expected: Any) -> None:
 def in_two_worlds(turn: Callable[[mw.World, int], Any], text: str | None) -> None:
     """Call ``turn(world, number)`` in every round in every world of this process; awaited if it is a coroutine.
 
-    A broken world is left out from then on; the others do not notice.
+    Each world goes its own way: one that cannot come about, or breaks, does not keep the others waiting.
     """
     args = arguments(text, 5, ("--rounds", 4), ("--pause", 0.3))
-    ended(lambda: _start_five() if args.rank is None else _all_worlds(turn, args))
+    ended(lambda: _start_five() if args.rank is None else asyncio.run(_all_worlds(turn, args)))
 
 
 def _start_five() -> int:
@@ -47,42 +46,28 @@ def _start_five() -> int:
     return 130  # Ctrl-C
 
 
-def _all_worlds(turn: Callable[[mw.World, int], Any], args: argparse.Namespace) -> int:
-    mine = {name: ranks for name, ranks in WORLDS.items() if args.rank in ranks}
-    worlds = [join(args, name, ranks.index(args.rank), len(ranks)) for name, ranks in mine.items()]
-    if inspect.iscoroutinefunction(turn):
-        alive = asyncio.run(_all_rounds(turn, worlds, args))
-    else:
-        alive = worlds[:]
-        for number in range(args.rounds):
-            for world in alive[:]:
-                try:
-                    turn(world, number)
-                except mw.BrokenWorldException as error:
-                    say("%s", error)
-                    alive.remove(world)
-            time.sleep(args.pause)
-    say(
-        "done: %s",
-        ", ".join(f"{w.name} {'ok' if w in alive or not w.breakage else w.breakage.cause}" for w in worlds),
-    )
-    for world in alive:
-        leave(world)
-    return 0 if alive else BROKE
+async def _all_worlds(turn: Callable[[mw.World, int], Any], args: argparse.Namespace) -> int:
+    mine = [name for name, ranks in WORLDS.items() if args.rank in ranks]
+    ends = await asyncio.gather(*(_one_world(name, turn, args) for name in mine))
+    say("done: %s", ", ".join(f"{name} {end}" for name, end in zip(mine, ends, strict=True)))
+    return 0 if "ok" in ends else BROKE
 
 
-async def _all_rounds(
-    turn: Callable[[mw.World, int], Any], worlds: list[mw.World], args: Any
-) -> list[mw.World]:
-    async def rounds(world: mw.World) -> None:
+async def _one_world(name: str, turn: Callable[[mw.World, int], Any], args: argparse.Namespace) -> str:
+    ranks = WORLDS[name]
+    try:
+        world = await asyncio.to_thread(join, args, name, ranks.index(args.rank), len(ranks))
         for number in range(args.rounds):
-            await turn(world, number)
+            if inspect.iscoroutinefunction(turn):
+                await turn(world, number)
+            else:
+                await asyncio.to_thread(turn, world, number)
             await asyncio.sleep(args.pause)
-
-    ends = await asyncio.gather(*map(rounds, worlds), return_exceptions=True)
-    for end in ends:
-        if isinstance(end, mw.BrokenWorldException):
-            say("%s", end)
-        elif end is not None:
-            raise end
-    return [world for world, end in zip(worlds, ends, strict=True) if end is None]
+    except mw.JoinError as error:
+        say("%s", error)
+        return "not joined"
+    except mw.BrokenWorldException as error:
+        say("%s", error)
+        return str(error.cause)
+    await asyncio.to_thread(leave, world)
+    return "ok"

@@ -121,6 +121,18 @@ def test_a_kill_in_one_world_leaves_the_other(run, name):
     assert "Traceback" not in program.text
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather"])
+def test_a_kill_while_it_joins_one_world_leaves_the_other(cast, name):
+    program = {"script": f"{name}.py", "arguments": ("--pause", "0.05", "--port", str(cast.server.port))}
+    first, dying, *others = [
+        cast.start(one_process, rank, dies_joining=rank == 2, **program) for rank in (0, 2, 1, 3, 4)
+    ]
+    assert dying.finish() == -signal.SIGKILL
+    ran = [each.expect("ran") for each in (first, *others)]
+    assert [each.code for each in ran] == [0, 3, 0, 0], ran
+    assert "[0] done: world1 not joined, world2 ok" in ran[0].text
+
+
 def test_multiworld_asyncio_in_three_terminals(run):
     port = free_port(further=2)
     common = ("--backend", "gloo", "--addr", "127.0.0.1", "--port", port)
