@@ -55,7 +55,7 @@ class Trainer:
         self.training, self.test = digits()
         self.history, self.sampler = History(), ElasticBatchSampler(len(self.training), BATCH)
         self.world = mw.join(
-            "digits", None, f"2:{MEMBERS}", store=args.store, seat=str(args.rank),
+            "digits", None, f"1:{MEMBERS}", store=args.store, seat=str(args.rank),
             state={"sampler": self.sampler, "history": self.history},  # what is not sharded
         )  # fmt: skip
         self.sampler.follow(self.world)
@@ -67,10 +67,13 @@ class Trainer:
     def train(self) -> None:
         """Train with the present members."""
         loader = DataLoader(self.training, batch_sampler=self.sampler)
-        while self.sampler.epoch < EPOCHS:
+        while True:
             try:
                 if self.generation != self.world.generation:
                     self.begin()
+                if self.sampler.epoch == EPOCHS:
+                    self.end()
+                    break
                 for pixels, labels in loader:
                     time.sleep(self.args.pause)
                     with self.world:
@@ -94,6 +97,7 @@ class Trainer:
             except mw.BrokenWorldException as broken:
                 say("%s in step %d", broken, len(self.history.steps))
                 self.world.reform()
+        self.world.close()
 
     def begin(self) -> None:
         """Begin a generation: shard the model over its members."""
@@ -125,13 +129,12 @@ class Trainer:
         return everyones.item()
 
     def end(self) -> None:
-        """Tell what has come of it."""
+        """Tell what has come of it, once all have made the last step."""
         with self.world:
             found = accuracy(self.present.net, self.test)
         if self.world.rank == 0:
             self.progress.tell(self.world.step, {"steps": self.history.steps, "accuracy": found})
         self.world.barrier()
-        self.world.close()
 
 
 def member(args: argparse.Namespace) -> int:
@@ -139,9 +142,7 @@ def member(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     if args.story and args.rank == COMES:
         Progress.of(args).wait(STORY[COMES])
-    trainer = Trainer(args)
-    trainer.train()
-    trainer.end()
+    Trainer(args).train()
     return 0
 
 

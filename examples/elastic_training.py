@@ -53,7 +53,7 @@ def member(args: argparse.Namespace) -> int:
     if args.story and args.rank == COMES:
         Progress.of(args).wait(STORY[COMES])
     world = mw.join(
-        "digits", None, f"2:{MEMBERS}", store=args.store, seat=str(args.rank),
+        "digits", None, f"1:{MEMBERS}", store=args.store, seat=str(args.rank),
         state={"net": net, "optimizer": optimizer, "sampler": sampler, "history": history},
     )  # fmt: skip
     say("%r, step %d", world, world.step)
@@ -63,8 +63,13 @@ def member(args: argparse.Namespace) -> int:
         training, batch_sampler=sampler, num_workers=args.workers, persistent_workers=args.workers > 0
     )
     ddp = DistributedDataParallel(net, process_group=world.elastic_group)
-    while sampler.epoch < EPOCHS:
+    while True:
         try:
+            if sampler.epoch == EPOCHS:
+                if world.rank == 0:
+                    progress.tell(world.step, {"steps": history.steps, "accuracy": accuracy(net, test)})
+                world.barrier()  # a member that is lost before may leave the last step to be made again
+                break
             for pixels, labels in loader:
                 time.sleep(args.pause)
                 if args.story and args.rank == LEAVES and world.step == STORY[LEAVES]:
@@ -91,9 +96,6 @@ def member(args: argparse.Namespace) -> int:
             say("%r, step %d", world, world.step)
         if world.state is mw.State.CLOSED:
             return 0  # it has left
-    if world.rank == 0:
-        progress.tell(world.step, {"steps": history.steps, "accuracy": accuracy(net, test)})
-    world.barrier()
     world.close()
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import os
@@ -20,6 +21,7 @@ from examplekit import EXAMPLES, MARK, PATIENCE, ROOT, examples, processes_with
 from kits.portkit import listeners
 from worldkit import free_port
 
+import multiworld as mw
 from multiworld._c10d import groups
 
 pytestmark = pytest.mark.everyday
@@ -315,6 +317,36 @@ def test_a_training_in_terminals_loses_the_member_that_serves_the_store(run, sci
     codes, text = [member.finish() for member in members], "\n".join(member.text for member in members)
     assert codes == [0, 0], text
     assert "Traceback" not in text
+
+
+def ends_together(me, script, port, folder, *, dies):
+    """Be a member of a training of one epoch that three begin; it may be killed where it comes to the closing barrier."""
+    barrier = mw.World.barrier
+
+    def closing(world):
+        me.emit("closing")
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        barrier(world)
+
+    mw.World.barrier = closing
+    sys.path.insert(0, str(EXAMPLES))
+    module = importlib.import_module(script)
+    module.EPOCHS, module.MEMBERS = 1, 3
+    words = ("--port", str(port), "--pause", "0", "--rank", str(me.rank))
+    sys.argv = [script, *words, *(("--folder", folder) if script == "elastic_fsdp" else ())]
+    me.emit("ended", code=module.main())
+
+
+@pytest.mark.parametrize(("script", "lost"), [("elastic_training", {1}), ("elastic_fsdp", {1, 2})])
+def test_a_training_that_loses_members_in_its_closing_barrier(cast, tmp_path, scikit_learn, script, lost):
+    program = {"script": script, "port": cast.server.port, "folder": str(tmp_path)}
+    members = [cast.start(ends_together, seat, dies=seat in lost, **program) for seat in range(3)]
+    for member in members:
+        if member.rank in lost:
+            member.expect("closing")
+        else:
+            assert member.expect("ended").code == 0
 
 
 def test_rl_weights_of_engines_that_are_killed(run, gymnasium):
