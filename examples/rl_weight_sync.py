@@ -32,7 +32,7 @@ def engine(args: argparse.Namespace) -> int:
     """Play with the weights that come, and send back what happened."""
     torch.set_num_threads(1)
     player = Player(torch.device(args.device or "cpu"))
-    world = join(args, f"engine{args.rank}", 1, 2)
+    world = join(args, f"engine{args.rank}", 1, 2, PATIENCE)
     command = word(STOP, world.device)
     while True:
         world.broadcast(command, 0)
@@ -46,7 +46,7 @@ def engine(args: argparse.Namespace) -> int:
 
 async def second_trainer(args: argparse.Namespace) -> int:
     """Trainer 1: learns from what trainer 0 hands on."""
-    world = join(args, "trainers", 1, 2)
+    world = join(args, "trainers", 1, 2, PATIENCE)
     learner, command = Learner(world), word(STOP, world.device)
     batch = torch.empty(BATCH, device=world.device)
     while True:
@@ -63,7 +63,7 @@ async def second_trainer(args: argparse.Namespace) -> int:
 async def lead(args: argparse.Namespace, members: Members | None) -> int:
     """Trainer 0. With `members` it also makes the fault; without, whoever sits there does."""
     trainers = await mw.join_async(
-        "trainers", 0, 2, store=args.store, backend=args.backend, device=args.device
+        "trainers", 0, 2, store=args.store, backend=args.backend, device=args.device, timeout=PATIENCE
     )
     say("%r", trainers)
     leader = Leader(args, trainers, len(ENGINES))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import multiworld as mw
-from _common import leave, say
+from _common import PATIENCE, leave, say
 from rl.learning import BATCH, Learner
 
 __all__ = ["GO_ON", "STOP", "Leader", "word"]
@@ -43,11 +43,12 @@ class Leader:
         while not self.stop:
             try:
                 world = await mw.join_async(
-                    name, 0, 2, store=self.args.store, backend=self.args.backend, device=self.args.device
-                )
+                    name, 0, 2, store=self.args.store, backend=self.args.backend, device=self.args.device,
+                    timeout=PATIENCE,
+                )  # fmt: skip
             except mw.JoinError as error:
                 say("%s is not there: %s", name, type(error).__name__)
-                if not self.present and not isinstance(error, mw.JoinAbandonedError):
+                if not self.complete.is_set() and not isinstance(error, mw.JoinAbandonedError):
                     raise
                 await asyncio.sleep(0.1)
                 continue

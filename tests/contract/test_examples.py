@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import uuid
 
 import pytest
@@ -273,6 +275,50 @@ def test_rl_gets_a_new_engine(run):
     assert len(re.findall(r"[12] engines: +\d+ steps/s", program.text)) == 4
     assert "weights the same" in program.text
     assert "Traceback" not in program.text
+
+
+def asks(me):
+    """Be a process of rl_weight_sync.py up to its first join, and tell how long that would wait."""
+    sys.path.insert(0, str(EXAMPLES))
+    module = importlib.import_module("rl_weight_sync")
+
+    def joins(name, *_, timeout=30, **__):
+        me.emit("asked", world=name, timeout=timeout)
+        raise SystemExit
+
+    mw.join = mw.join_async = joins
+    sys.argv = ["rl_weight_sync.py", "--rank", str(me.rank)]
+    with contextlib.suppress(SystemExit):
+        module.main()
+
+
+def test_rl_waits_for_processes_that_are_started_by_hand(cast):
+    asked = [cast.start(asks, rank).expect("asked") for rank in range(4)]
+    assert [each.world for each in asked] == ["trainers", "trainers", "engine2", "engine3"]
+    assert {each.timeout for each in asked} == {120}
+
+
+def serves(me):
+    """Be trainer 0, whose engines do not come back in time."""
+    sys.path.insert(0, str(EXAMPLES))
+    leader = importlib.import_module("rl.leader").Leader
+    waits = []
+
+    async def joins(name, *_, timeout=30, **__):
+        waits.append(timeout)
+        serving.stop = len(waits) == 2
+        raise mw.JoinTimeoutError(name, "", rule="", next_step="")
+
+    mw.join_async = joins
+    args = types.SimpleNamespace(store=me.store, backend="gloo", device=None)
+    serving = leader(args, types.SimpleNamespace(device="cpu"), 1)
+    serving.complete.set()
+    asyncio.run(serving.serve("engine2"))
+    me.emit("served", waits=waits)
+
+
+def test_rl_goes_on_where_no_engine_comes_back_in_time(cast):
+    assert cast.start(serves).expect("served").waits == [120, 120]
 
 
 def came_to(program):
