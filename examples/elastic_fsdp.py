@@ -8,7 +8,8 @@ losses are compared.
     python examples/elastic_fsdp.py                    both, and what they came to
     python examples/elastic_fsdp.py --record FILE      the losses, as JSON
     python examples/elastic_fsdp.py --rank 0           in terminals of their own (ranks 0 to 3, others later),
-                                                       with --pause seconds (0.2) before each step
+                                                       with --pause seconds (0.2) before each step, and
+                                                       checkpoints in --folder (checkpoints), new for each run
 
 It needs a file of scikit-learn: pip install --no-deps scikit-learn
 """
@@ -58,6 +59,10 @@ class Trainer:
             "digits", None, f"1:{MEMBERS}", store=args.store, seat=str(args.rank),
             state={"sampler": self.sampler, "history": self.history},  # what is not sharded
         )  # fmt: skip
+        if not self.world.step and any(self.folder.glob("*/.metadata")):
+            raise SystemExit(
+                f"{self.folder} has checkpoints of an earlier run: remove it, or name another --folder"
+            )
         self.sampler.follow(self.world)
         self.progress = Progress.of(args)
         self.present: Any = None  # a Sharded

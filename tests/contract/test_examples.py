@@ -395,6 +395,16 @@ def test_a_training_that_loses_members_in_its_closing_barrier(cast, tmp_path, sc
             assert member.expect("ended").code == 0
 
 
+def test_a_sharded_training_refuses_the_checkpoints_of_an_earlier_run(cast, tmp_path, scikit_learn):
+    (tmp_path / "20").mkdir()
+    (tmp_path / "20" / ".metadata").touch()
+    words = ("--port", str(cast.server.port), "--folder", str(tmp_path))
+    members = [cast.start(one_process, seat, script="elastic_fsdp.py", arguments=words) for seat in range(4)]
+    for member in members:
+        code = member.expect("ran").code
+        assert f"{tmp_path} has checkpoints of an earlier run" in str(code)
+
+
 def test_rl_weights_of_engines_that_are_killed(run, gymnasium):
     program = run("rl_weights.py", "--seconds", 8, "--rounds", 1)
     assert program.finish() == 0, program.text
