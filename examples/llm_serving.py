@@ -6,7 +6,7 @@
 
 It starts `m8d-run` with a front and workers (llm_serving/serve.py), loads it (llm_serving/load.py), compares each token with
 those of an undisturbed run of the whole model, prints what it measured, and ends all. It needs transformers, starlette
-and uvicorn: pip install 'm8d[examples]'
+and uvicorn: pip install '.[examples]'
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(HERE))
 if missing := [
     name for name in ("transformers", "starlette", "uvicorn") if importlib.util.find_spec(name) is None
 ]:
-    raise SystemExit(f"{' and '.join(missing)} missing: pip install 'm8d[examples]'")
+    raise SystemExit(f"{' and '.join(missing)} missing: pip install '.[examples]'")
 
 from load import Load, options  # of llm_serving/
 from report import finish, merged  # of llm_serving/

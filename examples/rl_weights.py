@@ -10,7 +10,7 @@ group creation, and some in the middle of a transfer of weights. At the end it s
     python examples/rl_weights.py --plain              the same on plain torch.distributed, until the first kill
     python examples/rl_weights.py --plot FILE          one after the other, and a picture of both
 
-It needs gymnasium, and matplotlib for the picture: pip install 'm8d[examples]'
+It needs gymnasium, and matplotlib for the picture: pip install '.[examples]'
 """
 
 from __future__ import annotations
