@@ -63,7 +63,7 @@ async def _one_world(name: str, turn: Callable[[mw.World, int], Any], args: argp
             else:
                 await asyncio.to_thread(turn, world, number)
             await asyncio.sleep(args.pause)
-    except mw.JoinError as error:
+    except (mw.JoinAbandonedError, mw.JoinTimeoutError) as error:  # another process was killed, or never came
         say("%s", error)
         return "not joined"
     except mw.BrokenWorldException as error:

@@ -8,7 +8,7 @@ active in its next generation.
     python examples/ray_actors.py --address auto      in a running cluster whose nodes have multiworld installed
     python examples/ray_actors.py --steps 400 --plot FILE        longer, and a picture
 
-It needs Ray, and matplotlib for the picture: pip install 'm8d[ray,examples]'
+It needs Ray, and matplotlib for the picture: pip install '.[ray,examples]'
 """
 
 from __future__ import annotations

@@ -109,6 +109,12 @@ def right_in_both_worlds(name, text):
     assert "Traceback" not in text
 
 
+def test_a_collective_on_a_backend_that_is_not_there_has_failed(run):
+    program = run("send_recv.py", "--backend", "nosuch")
+    assert program.finish() == 1, program.text
+    assert "nosuch" in program.text
+
+
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather"])
 def test_a_kill_in_one_world_leaves_the_other(run, name):
     program = run(f"{name}.py", "--rounds", 30, "--pause", 0.2)

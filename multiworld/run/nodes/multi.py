@@ -451,7 +451,7 @@ class MultiNode(Nodes):
         self._silent_since = self._silent_since or time.monotonic()
         if news:
             what = "no other node can join" if error.gone else "no other node can join until it answers again"
-            if error.gone:
+            if error.gone and self._spec.min_nodes < self._spec.max_nodes:
                 what += (
                     ". Do not start the endpoint's node again while this run goes on:"
                     " it would begin a second run with the same ranks"

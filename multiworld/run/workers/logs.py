@@ -167,7 +167,8 @@ def remove_empty(specs: LogsSpecs | None) -> None:
     torch makes a temporary folder for each run, with one for each worker in it, also where no log is
     redirected. None: the user named a folder, which stays as it is.
     """
-    if not isinstance(specs, DefaultLogsSpecs) or not Path(specs.root_log_dir).is_absolute():
+    # Not of a subclass (--logs-specs), whose folder may be one that runs share.
+    if type(specs) is not DefaultLogsSpecs or not Path(specs.root_log_dir).is_absolute():
         return
     for folder, _, _ in os.walk(specs.root_log_dir, topdown=False):
         with suppress(OSError):  # it has files, or is gone

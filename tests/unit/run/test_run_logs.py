@@ -41,3 +41,14 @@ def test_a_run_of_which_no_folder_was_named_leaves_files_only(tmp_path, monkeypa
     left[0].unlink()
     remove_empty(specs)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_another_kind_of_log_files_stay(tmp_path):
+    """Its folder may be one that runs share."""
+
+    class Shared(DefaultLogsSpecs):
+        pass
+
+    (tmp_path / "another-run" / "attempt_0").mkdir(parents=True)
+    remove_empty(Shared(str(tmp_path)))
+    assert (tmp_path / "another-run" / "attempt_0").is_dir()

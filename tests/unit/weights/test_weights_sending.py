@@ -18,15 +18,16 @@ from multiworld.weights import publisher, shelf  # noqa: E402  (torch may be mis
 @pytest.fixture
 def slow(monkeypatch):
     """Digests that take until they are let."""
-    let, calls = threading.Event(), []
+    began, let, calls = threading.Event(), threading.Event(), []
 
     def summed(room):
         calls.append(room)
+        began.set()
         assert let.wait(30)
         return f"digest of {room}"
 
     monkeypatch.setattr(shelf, "summed", summed)
-    return SimpleNamespace(let=let, calls=calls)
+    return SimpleNamespace(began=began, let=let, calls=calls)
 
 
 def version():
@@ -206,6 +207,7 @@ def test_no_more_digests_are_computed_of_a_version_that_no_engine_gets(slow, why
     assert kept.take(-1, 30.0, lambda: False) is it
     assert it.head(0.01) is None
     it._summed.add_done_callback(lambda _: ended.set())
+    assert slow.began.wait(30)
     if why == "cut":
         it.cut.set()
     else:
