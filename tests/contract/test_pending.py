@@ -253,6 +253,7 @@ def holds_the_gil(me, size, hang, how, seconds):
     me.emit("holds")
     how(seconds)
     w.barrier()
+    me.emit("through")
     me.hear()
     w.close()
 
@@ -266,6 +267,7 @@ def test_a_member_that_holds_the_gil_is_named_so(cast):
         "barrier #2: rank 0 waits since T; rank 1 runs and does not answer: most likely it holds the GIL"
     ]
     other.say("go on")
+    holder.expect("through")  # before the other one leaves
     for each in (other, holder):
         each.say("end")
         assert each.finish() == 0
