@@ -53,18 +53,34 @@ class WriterStream(io.TextIOBase):
 def handlers_to(fd: int, stream: Any) -> Iterator[None]:
     """Lead logging's handlers that write to `fd` to `stream`: they hold the stream that was there before."""
     known = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
-    handlers = {each for logger in known if isinstance(logger, logging.Logger) for each in logger.handlers}
-    turned = [
-        (each, each.setStream(stream))
-        for each in handlers
-        if isinstance(each, logging.StreamHandler) and _fileno(each.stream) == fd
-    ]
+    loggers = [each for each in known if isinstance(each, logging.Logger)]
+    theirs = {each for logger in loggers for each in logger.handlers}
+    writing = {each for each in theirs if _fileno(getattr(each, "stream", None)) == fd}
+    turned = [(each, each.setStream(stream)) for each in writing if isinstance(each, logging.StreamHandler)]
+    # Those of torch 2.15 are of another kind, and look for standard error at each line.
+    others = {each: _like(each, stream) for each in writing if not isinstance(each, logging.StreamHandler)}
+    for logger in loggers:
+        _replace(logger, others)
     try:
         yield
     finally:
+        for logger in loggers:
+            _replace(logger, {other: each for each, other in others.items()})
         for each, before in turned:
             if before is not None:
                 each.setStream(before)
+
+
+def _like(handler: logging.Handler, stream: Any) -> logging.Handler:
+    made = logging.StreamHandler(stream)
+    made.setLevel(handler.level)
+    made.setFormatter(handler.formatter)
+    made.filters = [*handler.filters]
+    return made
+
+
+def _replace(logger: logging.Logger, others: dict[logging.Handler, logging.Handler]) -> None:
+    logger.handlers[:] = [others.get(each, each) for each in logger.handlers]
 
 
 def _fileno(stream: Any) -> int | None:

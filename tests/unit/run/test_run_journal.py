@@ -280,7 +280,24 @@ def test_a_reader_that_stands_still_holds_nobody_up_and_what_was_lost_is_said():
     assert seen >= 10_000
 
 
-def test_a_reader_that_stands_still_holds_up_no_logger_of_torch():
+class Looking(logging.Handler):
+    """As torch 2.15's: it looks for its stream at each line, and has none that can be set."""
+
+    def __init__(self, stream):
+        super().__init__(logging.INFO)
+        self._found = stream
+
+    @property
+    def stream(self):
+        return self._found
+
+    def emit(self, record):
+        self.stream.write(self.format(record) + "\n")
+        self.stream.flush()
+
+
+@pytest.mark.parametrize("kind", [logging.StreamHandler, Looking])
+def test_a_reader_that_stands_still_holds_up_no_logger_of_torch(kind):
     """torch's agent logs in the launcher's main thread before it ends the workers."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -291,12 +308,15 @@ def test_a_reader_that_stands_still_holds_up_no_logger_of_torch():
     os.set_blocking(writer, True)
     with os.fdopen(reader) as lines, os.fdopen(writer, "w") as stream:
         event_log = EventLog(stream)
-        handler = logging.StreamHandler(stream)
+        handler = kind(stream)
+        handler.setFormatter(logging.Formatter("said: %(message)s"))
+        handler.addFilter(lambda record: "left out" not in record.msg)
         logger = logging.getLogger("test_run_journal")
         logger.addHandler(handler)
 
         def tells() -> None:
             with event_log.with_handlers():
+                logger.warning("left out")
                 logger.warning("Received a death signal")
             event_log.say("rank 0 failed")
 
@@ -310,10 +330,10 @@ def test_a_reader_that_stands_still_holds_up_no_logger_of_torch():
             event_log.close()
             assert not waited
             told = [lines.readline() for _ in range(2)]
+            assert (logger.handlers, handler.stream) == ([handler], stream), "as it was before"
         finally:
             logger.removeHandler(handler)
-        assert told == ["Received a death signal\n", "rank 0 failed\n"]
-        assert handler.stream is stream, "as it was before"
+        assert told == ["said: Received a death signal\n", "rank 0 failed\n"]
 
 
 def test_a_forked_child_writes_its_handlers_lines_itself():
