@@ -62,9 +62,11 @@ def member(args: argparse.Namespace) -> int:
     loader = DataLoader(
         training, batch_sampler=sampler, num_workers=args.workers, persistent_workers=args.workers > 0
     )
-    ddp = DistributedDataParallel(net, process_group=world.elastic_group)
+    ddp: DistributedDataParallel | None = None
     while True:
         try:
+            if ddp is None:  # here, as a member may be lost meanwhile
+                ddp = DistributedDataParallel(net, process_group=world.elastic_group)
             if sampler.epoch == EPOCHS:
                 if world.rank == 0:
                     progress.tell(world.step, {"steps": history.steps, "accuracy": accuracy(net, test)})

@@ -176,8 +176,9 @@ class World(Selecting, ObjectCollectives):
         """One ``torch.distributed.ProcessGroup`` for all generations: it means the present one.
 
         Its rank and size change with the generation; operations raise `BrokenWorldException` while there is
-        none. ``DistributedDataParallel(model, process_group=world.elastic_group)`` is made once: its first
-        forward pass in each generation, which all members make, gives all the parameters of rank 0.
+        none. ``DistributedDataParallel(model, process_group=world.elastic_group)`` is made once, which raises
+        as they do: its first forward pass in each generation, which all members make, gives all the
+        parameters of rank 0.
         """
         if self._elastic is None:
             from multiworld._c10d.elastic import group  # noqa: PLC0415  (a world exists, so torch is loaded)

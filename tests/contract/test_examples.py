@@ -20,11 +20,13 @@ import uuid
 
 import pytest
 from examplekit import EXAMPLES, MARK, PATIENCE, ROOT, examples, processes_with
+from kits.meetkit import until
 from kits.portkit import listeners
 from worldkit import free_port
 
 import multiworld as mw
 from multiworld._c10d import groups
+from multiworld.registry import registry
 
 pytestmark = pytest.mark.everyday
 
@@ -399,6 +401,33 @@ def test_a_training_that_loses_members_in_its_closing_barrier(cast, tmp_path, sc
             member.expect("closing")
         else:
             assert member.expect("ended").code == 0
+
+
+def makes_its_model(me, port, *, dies):
+    """Be a member of a training of one epoch; one is killed while they make their models, and the others have seen it."""
+    sys.path.insert(0, str(EXAMPLES))
+    module = importlib.import_module("elastic_training")
+    make = module.DistributedDataParallel
+
+    def making(net, process_group):
+        module.DistributedDataParallel = make
+        me.emit("making")
+        if dies:
+            me.hear()
+        until(lambda: registry.worlds()["digits"].state is mw.State.BROKEN)
+        return make(net, process_group=process_group)
+
+    module.DistributedDataParallel, module.EPOCHS, module.MEMBERS = making, 1, 3
+    sys.argv = ["elastic_training", "--port", str(port), "--pause", "0", "--rank", str(me.rank)]
+    me.emit("ended", code=module.main())
+
+
+def test_a_training_that_loses_a_member_while_models_are_made(cast, scikit_learn):
+    members = [cast.start(makes_its_model, seat, port=cast.server.port, dies=seat == 1) for seat in range(3)]
+    for member in members:
+        member.expect("making")
+    members[1].kill()
+    assert [members[seat].expect("ended").code for seat in (0, 2)] == [0, 0]
 
 
 def test_a_sharded_training_refuses_the_checkpoints_of_an_earlier_run(cast, tmp_path, scikit_learn):
