@@ -247,7 +247,7 @@ class TestD7:
             still(ranks, 2, 2)
             ranks.tell("go on")
             exits = ranks.join(ranks=[0, 2, 3])
-            assert {each.code for each in exits.values()} == {0}
+            assert {each.code for each in exits.values()} == {0}, exits
             for rank in (2, 3):
                 assert self.HEARD not in ranks.stderr(rank)
                 assert ranks.events(rank, "works")[0].fields["ok"]
@@ -260,7 +260,7 @@ class TestD7:
             assert until_logged(ranks, 2, self.HEARD)
             ranks.tell("go on")
             exits = ranks.join(ranks=[0, 2, 3])
-            assert {each.code for each in exits.values()} == {0}
+            assert {each.code for each in exits.values()} == {0}, exits
             assert self.HEARD not in ranks.stderr(3)
 
 

@@ -128,7 +128,7 @@ def test_groups_made_inside_a_world(launch, backend):
             assert told.fields["kind"] == "BrokenWorldException", told
             assert told.at - at < SOON
         exits = ranks.join(ranks=[0, 1], timeout=60)
-        assert {each.code for each in exits.values()} == {0}
+        assert {each.code for each in exits.values()} == {0}, exits
 
 
 @pytest.mark.parametrize("fault", ["hangs", "error"])
