@@ -34,9 +34,9 @@ _CONNECTING = "m8d-nccl-connect-"
 _NATIVE = "pt_nccl_init"
 """The name of a thread of a patched build that connects a group (patches/*/0005-init-release.patch)."""
 
-_APART = 2.0
-"""Seconds between the ends of two members that gave up a group: what the end of the interpreter takes
-on a busy machine."""
+_APART = 4.0
+"""Seconds between the ends of two members that gave up a group: what the end of the interpreter takes on a
+machine with several programs for each core; 2 were too few there. The wait ends once the thread is back."""
 
 _TURNS = 8
 """Members that end one after the other; the others among them."""
