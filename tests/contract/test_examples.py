@@ -88,6 +88,13 @@ def one_process(me, script, arguments, last="", dies_joining=False):
     me.emit("ran", code=code or 0, text=printed.getvalue())
 
 
+def module_of(script, *arguments):
+    """An example, or a part of one, as a module whose `main` has these arguments."""
+    sys.path.insert(0, str(EXAMPLES))
+    sys.argv = [script, *arguments]
+    return importlib.import_module(script)
+
+
 @pytest.mark.parametrize("name", sorted(COLLECTIVES.keys() - {"send_recv"}))
 def test_collectives(cast, name):
     arguments = ("--rounds", "2", "--pause", "0.05", "--port", str(cast.server.port))
@@ -287,15 +294,13 @@ def test_rl_gets_a_new_engine(run):
 
 def asks(me):
     """Be a process of rl_weight_sync.py up to its first join, and tell how long that would wait."""
-    sys.path.insert(0, str(EXAMPLES))
-    module = importlib.import_module("rl_weight_sync")
+    module = module_of("rl_weight_sync", "--rank", str(me.rank))
 
     def joins(name, *_, timeout=30, **__):
         me.emit("asked", world=name, timeout=timeout)
         raise SystemExit
 
     mw.join = mw.join_async = joins
-    sys.argv = ["rl_weight_sync.py", "--rank", str(me.rank)]
     with contextlib.suppress(SystemExit):
         module.main()
 
@@ -308,9 +313,7 @@ def test_rl_waits_for_processes_that_are_started_by_hand(cast):
 
 def serves(me):
     """Be trainer 0, whose engines do not come back in time."""
-    sys.path.insert(0, str(EXAMPLES))
-    leader = importlib.import_module("rl.leader").Leader
-    waits = []
+    leader, waits = module_of("rl.leader").Leader, []
 
     async def joins(name, *_, timeout=30, **__):
         waits.append(timeout)
@@ -373,29 +376,27 @@ def test_a_training_in_terminals_loses_the_member_that_serves_the_store(run, sci
     assert "Traceback" not in text
 
 
-def ends_together(me, script, port, folder, *, dies):
+def ends_together(me, script, port, folder, *, lost):
     """Be a member of a training of one epoch that three begin; it may be killed where it comes to the closing barrier."""
     barrier = mw.World.barrier
 
     def closing(world):
         me.emit("closing")
-        if dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if lost:
+            dies()
         barrier(world)
 
     mw.World.barrier = closing
-    sys.path.insert(0, str(EXAMPLES))
-    module = importlib.import_module(script)
-    module.EPOCHS, module.MEMBERS = 1, 3
     words = ("--port", str(port), "--pause", "0", "--rank", str(me.rank))
-    sys.argv = [script, *words, *(("--folder", folder) if script == "elastic_fsdp" else ())]
+    module = module_of(script, *words, *(("--folder", folder) if script == "elastic_fsdp" else ()))
+    module.EPOCHS, module.MEMBERS = 1, 3
     me.emit("ended", code=module.main())
 
 
 @pytest.mark.parametrize(("script", "lost"), [("elastic_training", {1}), ("elastic_fsdp", {1, 2})])
 def test_a_training_that_loses_members_in_its_closing_barrier(cast, tmp_path, scikit_learn, script, lost):
     program = {"script": script, "port": cast.server.port, "folder": str(tmp_path)}
-    members = [cast.start(ends_together, seat, dies=seat in lost, **program) for seat in range(3)]
+    members = [cast.start(ends_together, seat, lost=seat in lost, **program) for seat in range(3)]
     for member in members:
         if member.rank in lost:
             member.expect("closing")
@@ -403,27 +404,23 @@ def test_a_training_that_loses_members_in_its_closing_barrier(cast, tmp_path, sc
             assert member.expect("ended").code == 0
 
 
-def makes_its_model(me, port, *, dies):
+def makes_its_model(me, port):
     """Be a member of a training of one epoch; one is killed while they make their models, and the others have seen it."""
-    sys.path.insert(0, str(EXAMPLES))
-    module = importlib.import_module("elastic_training")
+    module = module_of("elastic_training", "--port", str(port), "--pause", "0", "--rank", str(me.rank))
     make = module.DistributedDataParallel
 
     def making(net, process_group):
         module.DistributedDataParallel = make
         me.emit("making")
-        if dies:
-            me.hear()
         until(lambda: registry.worlds()["digits"].state is mw.State.BROKEN)
         return make(net, process_group=process_group)
 
     module.DistributedDataParallel, module.EPOCHS, module.MEMBERS = making, 1, 3
-    sys.argv = ["elastic_training", "--port", str(port), "--pause", "0", "--rank", str(me.rank)]
     me.emit("ended", code=module.main())
 
 
 def test_a_training_that_loses_a_member_while_models_are_made(cast, scikit_learn):
-    members = [cast.start(makes_its_model, seat, port=cast.server.port, dies=seat == 1) for seat in range(3)]
+    members = [cast.start(makes_its_model, seat, port=cast.server.port) for seat in range(3)]
     for member in members:
         member.expect("making")
     members[1].kill()
