@@ -100,7 +100,12 @@ def worlds_file(folder, workers=1):
 
 
 def secrets_in(home):
-    return [path for path in home.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    found = []
+    for path in home.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            if path.is_file() and b"PRIVATE KEY" in path.read_bytes():
+                found.append(path)
+    return found
 
 
 def ask(home, *words):
