@@ -42,13 +42,16 @@ def names_remote_error(text):
 
 
 def until_logged(ranks, rank, text, seconds=30.0):
-    """Wait until a rank has logged something; False when it has not."""
+    """Wait until a rank has logged something; AssertionError where it ends before, or takes longer."""
     deadline = time.monotonic() + seconds
-    while text not in ranks.stderr(rank):
-        if time.monotonic() > deadline or rank not in ranks.alive():
-            return False
+    while True:
+        ended = None if rank in ranks.alive() else ranks.exits[rank]
+        logged = ranks.stderr(rank)
+        if text in logged:
+            return
+        assert ended is None, f"{ended} before it had logged {text!r}: {logged[-4000:]}"
+        assert time.monotonic() < deadline, f"no {text!r} after {seconds} s: {logged[-4000:]}"
         time.sleep(0.05)
-    return True
 
 
 def still(ranks, rank, seconds):
