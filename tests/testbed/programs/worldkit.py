@@ -30,6 +30,8 @@ RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor
 COUNT = 6  # elements
 JOIN = 60.0  # seconds; a join takes some hundredths of one
 MEETING = 120.0
+PACE = 0.01
+"""Seconds between rounds of worlds that go on beside: without a pause they take all of a machine's processors."""
 
 
 def address(me: Rank) -> str:

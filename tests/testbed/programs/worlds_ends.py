@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from programs.worldkit import JOIN, broken, everything, full, held, joined, meet, same, until
+from programs.worldkit import JOIN, PACE, broken, everything, full, held, joined, meet, same, until
 
 if TYPE_CHECKING:
     from bed.rank import Rank
@@ -38,6 +38,7 @@ def aborts(me: Rank) -> None:
                 rounds[0] += 1
                 if flag.cpu().item() == 2:
                     return
+                time.sleep(PACE)
         except BaseException as exc:  # noqa: BLE001 -- told
             wrong.append([type(exc).__name__, str(exc)[:300]])
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import multiworld as mw
-from programs.worldkit import Call, broken, everything, full, held, joined, meet, run, same, until
+from programs.worldkit import PACE, Call, broken, everything, full, held, joined, meet, run, same, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,7 @@ class Neighbours:
         try:
             while not self._agreed.is_set():
                 self.once()
+                time.sleep(PACE)
         except BaseException as exc:  # noqa: BLE001 -- told
             self.wrong.append([type(exc).__name__, str(exc)[:500]])
 
