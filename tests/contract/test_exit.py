@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from kits import forkedkit
 
 PROGRAM = """
 import asyncio, contextlib, sys, threading, time
@@ -22,7 +21,7 @@ elif what in ("half-joined-thread", "half-joined-range"):  # not a daemon: the i
     given = (rank, 3) if what == "half-joined-thread" else (None, "3:4")
     threading.Thread(target=lambda: mw.join("w1", *given, store=store, timeout=60)).start()
     from multiworld.registry import registry
-    while not (registry.joining() and registry._hooked):  # torch is loaded by then
+    while not (registry.joining() and registry._hooked):
         time.sleep(0.01)
 elif what == "half-joined-async":
     async def main():
@@ -76,13 +75,7 @@ print("end", time.monotonic(), flush=True)
     ],
 )
 def test_it_ends(cast, what):
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), cast.store, what],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    started = [forkedkit.program(PROGRAM, str(rank), cast.store, what) for rank in range(2)]
 
     def watch(process):
         out, err = process.communicate(timeout=120)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 import torch
+from kits import forkedkit
 from worldkit import CONTEXT
 
 import multiworld as mw
@@ -77,12 +77,7 @@ def told(world):
     ],
 )
 def test_what_ends_a_program_is_told(what, cause, said, cast):
-    member = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, cast.store, what],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    member = forkedkit.program(PROGRAM, cast.store, what)
     try:
         world = mw.join("w", 0, 2, store=cast.store, timeout=60, hang_timeout=30)
         found = told(world)

@@ -8,13 +8,13 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from kits import forkedkit
 from kits.meetkit import until
 from kits.storekit import local_server
 from kits.tlskit import Files, authority
@@ -71,11 +71,10 @@ def address():
 @contextlib.contextmanager
 def program(text, *arguments, **environment):
     """A process that runs `text`, whose output is read; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", text, *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))), **environment},
-    )  # fmt: skip
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    process = forkedkit.program(
+        text, *arguments, stdin=subprocess.PIPE, stderr=None, env={"PYTHONPATH": path, **environment}
+    )
     try:
         yield process
     finally:

@@ -101,6 +101,13 @@ class Forked(subprocess.Popen):
         return self.pid, struct.unpack("i", told)[0] if told else int(signal.SIGKILL)
 
 
+def program(text: str, *words: str, **more: Any) -> Forked:
+    """Start a program's text with arguments; `more` is for `subprocess.Popen`. What it writes can be read."""
+    given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **given.pop("env", {})}
+    return Forked([sys.executable, "-c", text, *words], env=env, **given)
+
+
 class _Server:
     """The server of this process, as its clients see it."""
 
