@@ -163,6 +163,9 @@ MATRIX.add_argument(
 )
 MATRIX.add_argument("--write", type=Path, metavar="PAGE", help="put the results into this page")
 MATRIX.add_argument(
+    "--again", action="store_true", help="only what failed in the last run, which keeps what passes now"
+)
+MATRIX.add_argument(
     "--limit", type=int, default=versions.LIMIT, metavar="SECONDS", help="of each version's tests"
 )
 
@@ -175,13 +178,18 @@ def tests_torch(session: nox.Session, torch: str) -> None:
     given = dict(each.partition("=")[::2] for each in args.python)
     if torch not in (args.torch or given or versions.VERSIONS):
         session.skip("not asked for")
-    if args.write and more:
+    if (args.write or args.again) and more:
         session.error(
-            "--write excludes pytest's arguments: a page about some of the tests would claim too much"
+            "--write and --again exclude pytest's arguments: a page about some of the tests claims too much"
         )
     if args.write:  # a page without a place for results should not cost an hour
         versions.check_page(args.write)
-    run = versions.Run(torch, ROOT / "out" / "versions")
+    try:
+        run = versions.Run(torch, ROOT / "out" / "versions", again=args.again)
+    except ValueError as exc:
+        session.error(str(exc))
+    if args.again and not run.failed:
+        session.skip("nothing failed in its last run")
     python, external = given.get(torch, "python"), torch in given
     needs = [*TEST, "numpy>=1.26,<2" if torch.startswith("2.4.") else "numpy>=1.26"]  # of its time
     packages = session.create_tmp()

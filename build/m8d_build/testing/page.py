@@ -20,6 +20,7 @@ NEW_PAGE = f"# Compatibility\n\n{BEGIN}\n{END}\n"
 NOTHING = "-"
 _VERDICTS = (PASSED, FAILED, SKIPPED)
 HOW_TO_READ = "In a cell: how many tests passed; [n] leads to the reason below."
+AGAIN = "Failed in the whole run, and passed when run again without the others"
 LONGEST = 240  # characters of a reason
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
 
@@ -63,6 +64,7 @@ class _Reasons:
     def __init__(self) -> None:
         self._skipped: dict[str, list[tuple[str, str]]] = {}
         self._failed: list[str] = []
+        self._again: list[str] = []
 
     def skipped(self, case: Case, version: str) -> str:
         told = self._skipped.setdefault(_one_line(case.reason), [])
@@ -70,16 +72,17 @@ class _Reasons:
         return f"[{list(self._skipped).index(_one_line(case.reason)) + 1}]"
 
     def failed(self, cases: Sequence[Case], version: str) -> None:
-        first, more = cases[0], sum(case.count for case in cases) - 1
-        others = f" (and {more} more of this row)" if more else ""
-        self._failed.append(
-            f"- torch {version}: `{first.file}.py::{first.name}`{others}: {_one_line(first.reason)}"
-        )
+        self._failed.append(_told(cases, version))
+
+    def passed_again(self, cases: Sequence[Case], version: str) -> None:
+        self._again.append(_told(cases, version))
 
     def lists(self) -> list[str]:
         said = []
         if self._failed:
             said += ["### Failed", "\n".join(self._failed)]
+        if self._again:
+            said += [f"### {AGAIN}", "\n".join(self._again)]
         if self._skipped:
             lines = [
                 f"{number}. {reason} ({_counted(told)})"
@@ -87,6 +90,12 @@ class _Reasons:
             ]
             said += ["### Skipped, and why", "\n".join(lines)]
         return said
+
+
+def _told(cases: Sequence[Case], version: str) -> str:
+    first, more = cases[0], sum(case.count for case in cases) - 1
+    others = f" (and {more} more of this row)" if more else ""
+    return f"- torch {version}: `{first.file}.py::{first.name}`{others}: {_one_line(first.reason)}"
 
 
 def _totals(outcomes: Sequence[Outcome]) -> str:
@@ -100,6 +109,7 @@ def _totals(outcomes: Sequence[Outcome]) -> str:
             [f"**{verdict}**", *(str(outcome.count(verdict)) for outcome in outcomes)]
             for verdict in _VERDICTS
         ),
+        ["passed when run again", *(str(outcome.passed_again) for outcome in outcomes)],
         ["seconds", *(f"{outcome.seconds:.0f}" for outcome in outcomes)],
     ]
     return _markdown("", outcomes, rows)
@@ -127,6 +137,8 @@ def _cell(cases: Sequence[Case], version: str, reasons: _Reasons) -> str:
     failed = [case for case in cases if case.verdict == FAILED]
     if failed:
         reasons.failed(failed, version)
+    if again := [case for case in cases if case.verdict == PASSED and case.reason]:
+        reasons.passed_again(again, version)
     why = _unique(reasons.skipped(case, version) for case in cases if case.verdict == SKIPPED)
     parts = [
         str(number[PASSED]) if number[PASSED] else "",

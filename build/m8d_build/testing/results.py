@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
-    "FAILED", "PASSED", "SKIPPED", "Case", "Outcome", "condensed", "from_json", "read_junit", "to_json",
+    "FAILED", "PASSED", "SKIPPED", "Case", "Outcome", "condensed", "from_json", "read_junit", "repeated",
+    "to_json",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -30,7 +31,8 @@ class Case:
         file: its file's stem ("test_world").
         name: pytest's name of it, or of the first ("test_values[3]").
         verdict: PASSED, SKIPPED or FAILED.
-        reason: of a skip or a failure, one line; "" for a test that passed.
+        reason: of a skip or a failure, one line; of a test that passed when it was run again, of its failure;
+            "" for one that passed at first.
         count: of tests.
     """
 
@@ -83,9 +85,15 @@ class Outcome:
         """Return how many tests ended so."""
         return sum(case.count for case in self.cases if case.verdict == verdict)
 
+    @property
+    def passed_again(self) -> int:
+        """How many tests passed only when they were run again."""
+        return sum(case.count for case in self.cases if case.verdict == PASSED and case.reason)
+
     def summary(self) -> str:
         """Return "12 passed, 1 failed, 2 skipped", or why there is nothing to count."""
         counted = ", ".join(f"{self.count(verdict)} {verdict}" for verdict in (PASSED, FAILED, SKIPPED))
+        counted += f", {self.passed_again} of those passed when run again" if self.passed_again else ""
         return "; ".join(part for part in (counted if self.cases else "", self.trouble) if part)
 
 
@@ -109,6 +117,16 @@ def read_junit(text: str) -> tuple[Case, ...]:
         if known is None or _ORDER.index(case.verdict) > _ORDER.index(known.verdict):
             found[case.file, case.name] = case
     return tuple(found.values())
+
+
+def repeated(outcome: Outcome, again: Iterable[Case]) -> Outcome:
+    """Return it with those tests passed that failed in it, and passed when they were run again."""
+    passed = {(case.file, case.name): case for case in again if case.verdict == PASSED}
+    cases = []
+    for case in outcome.cases:
+        second = passed.get((case.file, case.name)) if case.verdict == FAILED else None
+        cases.append(case if second is None else replace(second, reason=case.reason))
+    return replace(outcome, cases=tuple(cases))
 
 
 def condensed(outcome: Outcome) -> Outcome:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from m8d_build.files.blobs import file_sha256
 from m8d_build.files.digests import ROOT
 from m8d_build.testing.page import put_into, render
-from m8d_build.testing.results import FAILED, Outcome, condensed, from_json, read_junit, to_json
+from m8d_build.testing.results import FAILED, Outcome, condensed, from_json, read_junit, repeated, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,27 +53,48 @@ class Run:
         version: one of `VERSIONS`.
         folder: where junit files and records lie; made if it is not there.
         tests: the folder with the tests.
+        again: run only the tests that failed in the last run, and keep what passes now beside the rest of it.
+
+    Attributes:
+        failed: pytest's names of those tests.
+
+    Raises:
+        ValueError: there is nothing that could be run again.
     """
 
-    def __init__(self, version: str, folder: Path, *, tests: Path = TESTS) -> None:
+    def __init__(self, version: str, folder: Path, *, tests: Path = TESTS, again: bool = False) -> None:
         self.version = version
         self._tests = tests
         self._record = folder / f"torch-{version}.json"
-        self._junit = folder / f"torch-{version}.xml"
+        self._junit = folder / f"torch-{version}{'-again' if again else ''}.xml"
         self._blank = Outcome(version, today(), sources_digest(tests))
+        self._first = self._whole() if again else None
+        cases = self._first.cases if self._first else ()
+        self.failed = [f"{tests / case.file}.py::{case.name}" for case in cases if case.verdict == FAILED]
         folder.mkdir(parents=True, exist_ok=True)
         self._junit.unlink(missing_ok=True)  # of an earlier run
 
+    def _whole(self) -> Outcome:
+        kept = from_json(self._record.read_text(encoding="utf-8")) if self._record.is_file() else None
+        if kept is None or kept.trouble:
+            raise ValueError(f"torch {self.version} has no run to its end here that could be repeated")
+        if kept.sources != self._blank.sources:
+            raise ValueError(f"what was run on torch {self.version} has changed since: run all of it")
+        return kept
+
     def command(self, more: Sequence[str] = (), limit: int = LIMIT) -> list[str]:
         """Return what comes after the interpreter's name; ``more`` goes to pytest."""
+        tests = [str(self._tests)] if self._first is None else self.failed
         return [
-            "-m", "pytest", str(self._tests), "-m", "not everyday", "-p", "no:cacheprovider",
+            "-m", "pytest", *tests, "-m", "not everyday", "-p", "no:cacheprovider",
             "--continue-on-collection-errors",
             f"--session-timeout={limit}", f"--junitxml={self._junit}", *more,
         ]  # fmt: skip
 
     def missing(self, why: str) -> Outcome:
         """Record that the tests were not run: this torch cannot be had."""
+        if self._first is not None:
+            return replace(self._first, trouble=f"not run again: {why}")
         return self._kept(replace(self._blank, trouble=f"not run: {why}"))
 
     def done(
@@ -89,6 +110,8 @@ class Run:
             limit: what `command` was given.
         """
         build, python, _ = json.loads(said.splitlines()[-1])
+        if self._first is not None and self._first.build != build:
+            return replace(self._first, trouble=f"not run again: this is torch {build}")
         outcome = replace(
             self._blank, torch=build.partition("+")[0], build=build, python=python, seconds=seconds
         )
@@ -96,6 +119,8 @@ class Run:
             outcome = replace(outcome, cases=read_junit(self._junit.read_text(encoding="utf-8")))
         except (OSError, ValueError) as exc:
             outcome = replace(outcome, trouble=f"not to its end: pytest left no results: {exc}")
+        if self._first is not None:
+            return self._kept(repeated(self._first, outcome.cases))
         if not good and not outcome.trouble:
             # pytest's code for tests that were cut off is that for tests that failed.
             if seconds >= limit:

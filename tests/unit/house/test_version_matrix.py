@@ -23,7 +23,8 @@ from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import tomllib
 from m8d_build.testing import versions
 from m8d_build.testing.environment import packages_for, remove_added, requirements
-from m8d_build.testing.results import FAILED, PASSED, SKIPPED, Case, Outcome, condensed, to_json
+from m8d_build.testing.page import AGAIN
+from m8d_build.testing.results import FAILED, PASSED, SKIPPED, Case, Outcome, condensed, from_json, to_json
 from m8d_build.testing.versions import Run, check_page, columns, matches, sources_digest, write_page
 
 PYPROJECT = (REPO_ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -66,8 +67,8 @@ def packages(tmp_path) -> Path:
 def run(toy, tests, tmp_path, packages):
     """Run the tests as noxfile.py does; what came of it."""
 
-    def once(*more: str, limit: int = versions.LIMIT, version: str = "9.8.7"):
-        one = Run(version, tmp_path / "out", tests=tests)
+    def once(*more: str, limit: int = versions.LIMIT, version: str = "9.8.7", again: bool = False):
+        one = Run(version, tmp_path / "out", tests=tests, again=again)
         said = subprocess.run(
             [toy, "-I", "-c", versions.ASK], capture_output=True, text=True, check=True, timeout=60
         )
@@ -107,6 +108,51 @@ def test_a_failing_test_and_a_broken_file_are_told(tests, run):
         "assert 1 == 2",
         "ModuleNotFoundError: No module named 'gone'",
     }
+
+
+def test_what_failed_is_run_again_and_what_passes_then_says_so(tests, tmp_path, run, monkeypatch):
+    """`once` passes where a variable is set, `never` does not."""
+    (tests / "test_odd.py").write_text(
+        "import os, pytest\n"
+        "quiet = 'M8D_TEST_QUIET' in os.environ\n"
+        "@pytest.mark.parametrize('what', ['here', 'once', 'never'])\n"
+        "def test_odd(what): assert what == 'here' or (what == 'once' and quiet)\n"
+    )
+    assert run().summary() == "2 passed, 2 failed, 0 skipped"
+    monkeypatch.setenv("M8D_TEST_QUIET", "1")
+    outcome = run(again=True)
+    assert outcome.summary() == "3 passed, 1 failed, 0 skipped, 1 of those passed when run again"
+    assert [case.name for case in outcome.cases if case.verdict == PASSED and case.reason] == [
+        "test_odd[once]"
+    ]
+    assert kept(tmp_path, monkeypatch, "9.8.7") == [condensed(outcome)]
+    assert Run("9.8.7", tmp_path / "out", tests=tests, again=True).failed == [
+        f"{tests / 'test_odd.py'}::test_odd[never]"
+    ]
+    write_page(tmp_path / "page.md", kept(tmp_path, monkeypatch, "9.8.7"))
+    page = (tmp_path / "page.md").read_text()
+    assert "| passed when run again | 1 |" in page
+    assert page.count("test_odd.py::test") == 2
+    assert (
+        page.index("### Failed\n") < page.index("[never") < page.index(f"### {AGAIN}") < page.index("[once")
+    )
+
+
+def test_only_a_whole_run_of_the_same_code_is_repeated(tests, tmp_path, run):
+    with pytest.raises(ValueError, match="no run to its end"):
+        run(again=True)
+    (tests / "test_bad.py").write_text("def test_no(): assert 1 == 2\n")
+    first = run()
+    missing = Run("9.8.7", tmp_path / "out", tests=tests, again=True).missing("no such wheel")
+    assert (missing.ok, missing.trouble) == (False, "not run again: no such wheel")
+    other = Run("9.8.7", tmp_path / "out", tests=tests, again=True).done(
+        '["9.8.7+other", "3", "c"]', 1, good=True
+    )
+    assert other.trouble == "not run again: this is torch 9.8.7+other"
+    assert from_json((tmp_path / "out" / "torch-9.8.7.json").read_text()) == first
+    (tests / "test_bad.py").write_text("def test_no(): assert 1 == 1\n")
+    with pytest.raises(ValueError, match="has changed since"):
+        run(again=True)
 
 
 @pytest.mark.parametrize("failing", [False, True])
