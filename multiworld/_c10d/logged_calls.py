@@ -76,6 +76,11 @@ class _Call:
         """Return itself, as a weak reference returns what is there."""
         return self
 
+    @property
+    def has_caller(self) -> bool:
+        """Whether a thread waits for it."""
+        return not self.done
+
     def ended(self, *, well: bool) -> None:
         """A thread has waited for it."""
         if self._entry[ENDED] is not self:

@@ -76,13 +76,13 @@ class Collective:
         error: why it failed; None if it did not.
         recorded: called once when it is over: ends the profiler's record.
         failed: called once with the error by the background thread, where no caller waits.
+        has_caller: whether a thread or a task waits for it.
     """
 
     __slots__ = (
-        "__weakref__", "_claim", "_deadline", "_kernel", "_last", "_memory", "_pending", "_scratch",
-        "_sends",
-        "channel", "done", "endpoint", "entry", "error", "failed", "name", "outputs", "rank", "ranks",
-        "recorded", "size", "steps", "tag", "timeout",
+        "__weakref__", "_claim", "_deadline", "_kernel", "_last", "_memory", "_pending", "_scratch", "_sends",
+        "channel", "done", "endpoint", "entry", "error", "failed", "has_caller", "name", "outputs", "rank",
+        "ranks", "recorded", "size", "steps", "tag", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +110,7 @@ class Collective:
         self.steps: Steps[Tensor] = _none()
         self._last: list[Callable[[], None]] = []
         self.failed: Callable[[Exception], None] | None = None
-        self.done = False
+        self.done = self.has_caller = False
         self.error: Exception | None = None
         self.recorded: Callable[[], None] | None = None
         self._kernel = kernel
@@ -188,7 +188,9 @@ class Collective:
         self.endpoint.require_own()
         deadline = time.monotonic() + timeout if timeout else self._deadline
         claim = self._claim
+        self.has_caller = True
         if not claim.acquire(blocking=False) and not claim.acquire(timeout=seconds_until(deadline)):
+            self.has_caller = False
             if self.done:  # just now
                 return
             raise LateError(*self._late(timeout or self.timeout).args)
@@ -243,6 +245,7 @@ class Collective:
         Cancelled, it goes on in the background.
         """
         self._claim.acquire()
+        self.has_caller = True
         try:
             await self._drive_awaited(watch)
         except Exception as error:
@@ -259,6 +262,7 @@ class Collective:
         """Let others drive; if this one was interrupted the background thread does."""
         if interrupted and not self.done and inspect.getgeneratorstate(self.steps) == inspect.GEN_CLOSED:
             self._abort()
+        self.has_caller = False
         self._claim.release()
         if interrupted and not self.done:
             background.take_on(self.endpoint, self)

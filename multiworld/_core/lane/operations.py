@@ -42,6 +42,7 @@ class Send:
         sent: bytes handed to the connection so far.
     """
 
+    has_caller = False  # it is not known whether a thread waits for it
     __slots__ = (
         "__weakref__", "address", "channel", "done", "error", "id", "keep", "peer", "sent", "tag", "view",
     )  # fmt: skip
@@ -83,6 +84,7 @@ class Receive:
         arrival: the message that it matched, while that is not complete.
     """
 
+    has_caller = False  # as of a `Send`
     __slots__ = (
         "__weakref__", "announced", "arrival", "channel", "done", "error", "keep", "order", "place", "sender",
         "source",

@@ -47,6 +47,10 @@ class Posted(Protocol):
     def done(self) -> bool:
         """Whether it is over, or no thread waits for it and it is not known."""
 
+    @property
+    def has_caller(self) -> bool:
+        """Whether a thread or a task waits for it and writes the time of its end; False if not known."""
+
 
 class LoggedGroup:
     """A process group of the world, in its log.
@@ -149,19 +153,20 @@ class OperationLog:
     def freeze(self, now: float) -> None:
         """The world is over: what is pending now ends by that, and reports go on to tell of this moment."""
         if self._frozen is None:
-            self._blocked = [each for each in self._all() if each[ENDED] is None]
+            self._blocked = [each for each in self._all() if _holds_a_caller(each)]
             self._frozen = now, [(*each[:ENDED], _end(each)) for each in self._all()]
             self.totals.close()
 
     @property
     def blocked(self) -> int:
-        """How many calls a thread was inside of when the log was frozen."""
+        """How many calls a thread or a task was in when the log was frozen."""
         return len(self._blocked)
 
     def unblocked(self) -> float | None:
-        """Return when the last of those calls was over; None where one is not, or where there was none."""
-        ends = [each[ENDED] for each in self._blocked]
-        return max(ends) if ends and None not in ends else None
+        """Return when the last of those calls was over; None where one is not, or where no end was seen."""
+        ends = [_end(each) for each in self._blocked]
+        seen = [each for each in ends if type(each) is float]
+        return max(seen) if seen and None not in ends else None
 
     def _all(self) -> list[Entry]:
         while True:
@@ -177,6 +182,15 @@ def went_well(entry: Entry) -> None:
         totals.collective(entry[KIND], entry[SIZE])
     else:
         totals.message(entry[KIND], entry[PEER], entry[SIZE])
+
+
+def _holds_a_caller(entry: Entry) -> bool:
+    """Whether a thread or a task is in an operation."""
+    ended = entry[ENDED]
+    if ended is None or ended is True or type(ended) is float:
+        return ended is None
+    operation: Posted | None = ended()
+    return operation is not None and operation.has_caller
 
 
 def _end(entry: Sequence[Any]) -> float | bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ from multiworld._core.operations.report import (
 
 class Work:
     def __init__(self):
-        self.done = False
+        self.done = self.has_caller = False
 
 
 def message(log, kind="send", peer=1, began=1.0, ended=None, tag=0):
@@ -273,6 +274,35 @@ def test_calls_that_were_blocked_at_the_end():
     log.freeze(9.0)
     collective(log, began=9.0)
     assert (log.blocked, log.unblocked()) == (2, 5.25)
+
+
+@pytest.mark.parametrize(("awaited", "blocked"), [(True, 2), (False, 1)])
+def test_an_operation_that_was_posted_blocks_who_waits_for_it(awaited, blocked):
+    """A collective of the lane, and one that torch carries, are posted first and then waited for."""
+    log = OperationLog(0, 2)
+    collective(log, began=1.0)
+    collective(log, began=2.0)
+    inside, posted = log.entries
+    operation = SimpleNamespace(done=False, has_caller=awaited)
+    posted[ENDED] = lambda: operation
+    log.freeze(3.0)
+    assert (log.blocked, log.unblocked()) == (blocked, None)
+    inside[ENDED] = 3.25
+    assert log.unblocked() == (None if awaited else 3.25)
+    posted[ENDED] = 3.5
+    assert log.unblocked() == (3.5 if awaited else 3.25)
+
+
+def test_a_call_that_came_back_with_a_work_that_no_thread_waits_for_is_over():
+    log = OperationLog(0, 2)
+    collective(log, began=1.0)
+    collective(log, began=2.0)
+    first, second = log.entries
+    log.freeze(3.0)
+    second[ENDED] = lambda: SimpleNamespace(done=True, has_caller=False)
+    assert log.unblocked() is None
+    first[ENDED] = 3.25
+    assert log.unblocked() == 3.25
 
 
 def test_a_log_without_blocked_calls_was_never_unblocked():
