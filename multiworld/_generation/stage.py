@@ -85,11 +85,13 @@ class StateMachine:
             stage, actions = step(before, event)
             if stage is not before:
                 self._enter(stage, event)
-        if stage is not before:  # not under the lock: a handler of the log is the program's own
-            self._log_change(before, stage, event)
-        if actions:
-            assert self._executor is not None  # noqa: S101  (no row before `bind` has actions)
-            self._executor(actions, event)
+        try:
+            if stage is not before:  # not under the lock: a handler of the log is the program's own
+                self._log_change(before, stage, event)
+        finally:  # Ctrl-C may come in such a handler
+            if actions:
+                assert self._executor is not None  # noqa: S101  (no row before `bind` has actions)
+                self._executor(actions, event)
         return stage
 
     def _enter(self, stage: Stage, event: StageEvent) -> None:

@@ -11,10 +11,14 @@ import contextlib
 import logging
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from multiworld.logs.writer import Backlog
 
-__all__ = ["divert", "flush", "never_wait"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["divert", "flush", "hand_over", "never_wait"]
 
 _IDLE = 0.1
 """Seconds without a line after which the thread ends: breakages are rare."""
@@ -37,6 +41,14 @@ def divert(record: logging.LogRecord) -> bool:
     with contextlib.suppress(RuntimeError):  # no thread is to be had: the line waits for the next one
         _lines().put(record)
     return True
+
+
+def hand_over(record: logging.LogRecord, handlers: Callable[[logging.LogRecord], None]) -> None:
+    """Give a line to the program's handlers; what one raises is told on standard error, as logging does."""
+    try:
+        handlers(record)
+    except Exception:  # noqa: BLE001  (of the program's own code)
+        _fallback.handleError(record)
 
 
 def flush(timeout: float) -> None:
@@ -63,10 +75,7 @@ class _Lines(Backlog[logging.LogRecord]):
             self.close(_CLOSE_TIMEOUT)
 
     def _handle(self, thing: logging.LogRecord) -> bool:
-        try:
-            logging.getLogger(thing.name).callHandlers(thing)
-        except Exception:  # noqa: BLE001  (as logging's own handlers do)
-            _fallback.handleError(thing)
+        hand_over(thing, logging.getLogger(thing.name).callHandlers)
         return True
 
     def _lost(self, number: int) -> logging.LogRecord:

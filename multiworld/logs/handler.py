@@ -6,6 +6,7 @@ others would take this process for hung.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -74,7 +75,9 @@ class LineHandler(logging.Handler):
                 self._finish.detach()
                 self._closed = False
                 self._pid, self._writer = os.getpid(), self._new_writer()
-            self._writer.put(self._form(self._fields(record)) + "\n")
+            line = self._form(self._fields(record)) + "\n"
+            with contextlib.suppress(RuntimeError):  # no thread is to be had: the line waits for the next one
+                self._writer.put(line)
         except Exception:  # noqa: BLE001  (as logging's own handlers do)
             self.handleError(record)
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 
-from multiworld.logs.aside import divert
+from multiworld.logs.aside import divert, hand_over
 from multiworld.logs.limit import RateLimit
 
 __all__ = ["FIELDS", "about", "logger"]
@@ -61,9 +61,13 @@ def _here(record: logging.LogRecord) -> bool:
 def logger(name: str) -> logging.Logger:
     """Return the logger `name` of the standard library, with its lines limited.
 
-    Lines of a thread that must not wait come from another one (`multiworld.logs.aside`).
+    Lines of a thread that must not wait come from another one (`multiworld.logs.aside`). An error of a
+    handler does not come out of the call that logs: that may be in the middle of a world's end.
     """
     found = logging.getLogger(name)
+    if "callHandlers" not in vars(found):
+        handlers = found.callHandlers
+        found.callHandlers = lambda record: hand_over(record, handlers)  # type: ignore[method-assign]
     found.addFilter(_LIMITED)
     found.addFilter(_here)
     return found

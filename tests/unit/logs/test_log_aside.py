@@ -142,14 +142,14 @@ def test_without_a_thread_a_line_waits_for_the_next_one(handler, monkeypatch):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_a_handler_ends_is_followed_by_another(handler, monkeypatch):
     handler.go.set()
-    log, handle = logger("multiworld.test.aside.ended"), logging.Logger.callHandlers
+    log, emit = logger("multiworld.test.aside.ended"), handler.emit
 
-    def ends(self, record):
+    def ends(record):
         if record.getMessage() == "ends it":
             raise SystemExit
-        handle(self, record)
+        emit(record)
 
-    monkeypatch.setattr(logging.Logger, "callHandlers", ends)
+    monkeypatch.setattr(handler, "emit", ends)
     in_a_thread(lambda: log.warning("ends it"))
     until(lambda: aside._lines()._thread is None)
     in_a_thread(lambda: log.warning("the next"))

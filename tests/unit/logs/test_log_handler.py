@@ -47,6 +47,22 @@ def test_a_line_has_its_run_world_generation_and_rank(root, monkeypatch):
     assert "world" not in second
 
 
+def test_a_line_for_which_there_is_no_thread_waits_for_the_next_one(root, monkeypatch, capsys):
+    stream = io.StringIO()
+    end = multiworld.log_worlds("INFO", stream=stream)
+    with monkeypatch.context() as host:
+        host.setattr(threading.Thread, "start", _refuse)
+        logger("multiworld.test.refused").warning("first")
+    logger("multiworld.test.refused").warning("second")
+    end()
+    assert [line.rpartition("message=")[2] for line in stream.getvalue().splitlines()] == ["first", "second"]
+    assert capsys.readouterr().err == ""
+
+
+def _refuse(_):
+    raise RuntimeError("can't start new thread")
+
+
 def test_text_is_one_line_also_of_a_traceback(root):
     stream = io.StringIO()
     end = multiworld.log_worlds("ERROR", stream=stream)

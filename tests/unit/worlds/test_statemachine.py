@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -98,6 +99,28 @@ def test_a_handler_of_the_log_may_close_the_world(machine, caplog):
     finally:
         log.removeHandler(handler)
     assert machine.stage is Stage.CLOSED
+
+
+@pytest.mark.parametrize("raised", [OSError, KeyboardInterrupt])
+def test_what_comes_out_of_a_handler_of_the_log_leaves_no_action_out(machine, caplog, raised, capsys):
+    """A handler of the program's own raises, or Ctrl-C comes in one that waits."""
+
+    class Raising(logging.Handler):
+        def emit(self, record):
+            raise raised("of the handler")
+
+    machine.apply(Joined())
+    log, handler = logging.getLogger("multiworld.state"), Raising()
+    log.addHandler(handler)
+    caplog.set_level(logging.DEBUG, "multiworld.state")
+    try:
+        with pytest.raises(KeyboardInterrupt) if raised is KeyboardInterrupt else contextlib.nullcontext():
+            machine.apply(CloseAsked())
+    finally:
+        log.removeHandler(handler)
+    assert machine.stage is Stage.CLOSED
+    assert len(machine.done) == 1
+    assert ("of the handler" in capsys.readouterr().err) is (raised is OSError)
 
 
 def test_a_forked_child_has_only_its_parents(machine):
