@@ -11,6 +11,7 @@ other: one that still waits here sees its thread come back.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -35,8 +36,11 @@ _NATIVE = "pt_nccl_init"
 """The name of a thread of a patched build that connects a group (patches/*/0005-init-release.patch)."""
 
 _APART = 4.0
-"""Seconds between the ends of two members that gave up a group: what the end of the interpreter takes on a
-machine with several programs for each core; 2 were too few there. The wait ends once the thread is back."""
+"""Seconds between the ends of two members that gave up a group: more than the end of the interpreter takes
+where as many programs want to run as there are cores. The wait ends once the thread is back."""
+
+_BUSIEST = 8.0
+"""Programs for each core up to which the end of another member is waited for as much longer."""
 
 _TURNS = 8
 """Members that end one after the other; the others among them."""
@@ -118,4 +122,12 @@ def _name_of(task: Path) -> str:
 def _turn(names: list[str]) -> float:
     """Return the seconds that this member waits longer than the first one, for threads of these names."""
     ranks = [int(name.removeprefix(_CONNECTING)) for name in names if name.startswith(_CONNECTING)]
-    return max((rank % _TURNS for rank in ranks), default=0) * _APART
+    return max((rank % _TURNS for rank in ranks), default=0) * _APART * _crowd()
+
+
+def _crowd() -> float:
+    """Return how many programs want to run for each core; from 1 to `_BUSIEST`."""
+    try:
+        return min(_BUSIEST, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    except OSError:  # the system does not tell
+        return 1.0

@@ -156,6 +156,7 @@ def test_members_that_gave_up_a_group_end_one_after_the_other(monkeypatch):
     # The end of one of them brings back the other's thread, which must not find an interpreter at its end.
     monkeypatch.setattr(background_threads, "GRACE", 0.05)
     monkeypatch.setattr(background_threads, "_APART", 0.2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     for rank, turn in ((1, 1), (7, 7)):
         registry, bell = holding(FakeWorld()), threading.Event()
         thread = threading.Thread(target=bell.wait, name=f"m8d-nccl-connect-{rank}", daemon=True)
@@ -166,6 +167,21 @@ def test_members_that_gave_up_a_group_end_one_after_the_other(monkeypatch):
         bell.set()
         thread.join(30)
     assert background_threads._turn(["m8d-nccl-connect-8", "m8d-read"]) == 0
+
+
+@pytest.mark.parametrize(("load", "longer"), [(1.0, 1.0), (6.0, 3.0), (100.0, 8.0)])
+def test_on_a_busy_machine_they_end_further_apart(monkeypatch, load, longer):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert background_threads._turn(["m8d-nccl-connect-1"]) == background_threads._APART * longer
+
+
+def test_a_system_that_does_not_tell_its_load_is_taken_for_a_quiet_one(monkeypatch):
+    def refused():
+        raise OSError
+
+    monkeypatch.setattr(os, "getloadavg", refused)
+    assert background_threads._turn(["m8d-nccl-connect-1"]) == background_threads._APART
 
 
 def test_a_thread_in_which_a_patched_build_connects_a_given_up_group_is_waited_for(monkeypatch):
