@@ -219,7 +219,9 @@ class WorldsCollector:
             _by_label(counts, "joins", RESULTS),
         )  # fmt: skip
         yield self._histogram(
-            "join_duration_seconds", "Seconds from the begin of a join to the active world.", recorder.joins
+            "join_duration_seconds",
+            "Seconds from a try to join to the active world.",
+            recorder.joins,
         )
         yield self._counters(
             "breakages", "Breakages by cause.", "cause",

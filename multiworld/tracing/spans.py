@@ -163,7 +163,9 @@ class Spans:
             if world.broke is not None and world.broke[0].cause is not Cause.LEFT:
                 error = MultiworldError(f"world {event.world!r} was closed before it was active again")
                 yield _recovery(event, world.broke, _about(event, world.broke[2]), (), error)
-            self._worlds.pop(event.world, None)
+            world.broke, world.received = None, 0
+            if world.joining is None:  # else a join of it that is under way is told to have failed
+                self._worlds.pop(event.world, None)
 
     def _active(self, event: WorldActive, world: _World) -> Iterator[_Span]:
         shared = _shared(event)

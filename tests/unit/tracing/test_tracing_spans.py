@@ -208,6 +208,21 @@ def test_a_world_that_is_closed_has_not_recovered(traced, cause, names):
     assert [span.name for span in traced.found()] == ["multiworld.join"]
 
 
+def test_a_join_that_a_close_gave_up_has_a_span(traced):
+    traced.joins(1)
+    traced.breaks(1)
+    traced.found()
+    bus.publish(WorldJoining("w", 1, 0, 22.0))
+    del traced.known["w"]
+    bus.publish(WorldClosed("w", 1, 0, 30.0))
+    bus.publish(WorldJoinFailed("w", 1, 0, 30.5, OSError("closed")))
+    recovery, join = traced.found()
+    assert (recovery.name, join.name, seconds(join)) == ("multiworld.recovery", "multiworld.join", 8.5)
+    assert not join.status.is_ok
+    (subscriber,) = [each for each in bus._subscribers if "Spans.apply" in repr(each._fn)]
+    assert subscriber._fn.__self__._worlds == {}
+
+
 def test_an_advance_is_no_join(traced):
     traced.joins(1)
     traced.found()
