@@ -2,7 +2,8 @@
 
 Python runs handlers in the main thread, between two instructions of whatever it does. If that is a call of
 this package it may hold locks, which it lets go of only after the handler has returned: what the handler
-calls must not wait for them in that thread. A garbage collection may come in the middle in the same way.
+calls must not wait for them in that thread. A garbage collection may come in the middle in the same way, and
+in any thread: in the watchdog's, what a program's destructor calls would hold up the signs of life.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextvars
 import sys
 import threading
 from typing import TYPE_CHECKING
+
+from multiworld.logs.aside import may_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +30,11 @@ _STARTERS = (f"{_PACKAGE}.run.", f"{_PACKAGE}.launch.")
 def in_the_middle() -> bool:
     """Whether the call of this package in which this is asked came in the middle of another one.
 
-    Always False in other threads than the main one: no handler runs there.
+    Always True in a thread that must not wait, the watchdog's: only a destructor, or a subscriber, calls
+    there. False in all others but the main one: no handler runs there.
     """
     if threading.current_thread() is not threading.main_thread():
-        return False
+        return not may_wait()
     # Nothing is remembered of a handler, but its frame is of no module of this package.
     outside = False
     frame: FrameType | None = sys._getframe()  # noqa: SLF001  (the documented way to the caller's frame)
@@ -53,7 +57,7 @@ def in_time(function: Callable[[], bool], seconds: float, name: str) -> bool:
 
     Args:
         function: must not raise; it goes on after that time.
-        seconds: to wait for it.
+        seconds: to wait for it; a thread that must not wait does not.
         name: of the thread.
 
     Returns:
@@ -73,4 +77,4 @@ def in_time(function: Callable[[], bool], seconds: float, name: str) -> bool:
         threading.Thread(target=work, name=name, daemon=True).start()
     except RuntimeError:  # the host has none left: here it might wait for ever
         return False
-    return done.wait(seconds) and bool(results and results[0])
+    return done.wait(seconds if may_wait() else 0.0) and bool(results and results[0])

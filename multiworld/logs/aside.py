@@ -18,7 +18,7 @@ from multiworld.logs.writer import Backlog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["divert", "flush", "hand_over", "never_wait"]
+__all__ = ["divert", "flush", "hand_over", "may_wait", "never_wait"]
 
 _IDLE = 0.1
 """Seconds without a line after which the thread ends: breakages are rare."""
@@ -34,9 +34,14 @@ def never_wait() -> None:
     _here.never_waits = True
 
 
+def may_wait() -> bool:
+    """Whether this thread may wait: `never_wait` was not called in it."""
+    return not getattr(_here, "never_waits", False)
+
+
 def divert(record: logging.LogRecord) -> bool:
     """Have another thread hand a line to the handlers, if this thread must not wait; whether it must not."""
-    if not getattr(_here, "never_waits", False):
+    if may_wait():
         return False
     with contextlib.suppress(RuntimeError):  # no thread is to be had: the line waits for the next one
         _lines().put(record)

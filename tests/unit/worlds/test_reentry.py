@@ -9,6 +9,7 @@ import time
 import pytest
 from kits.meetkit import PATIENCE, until
 
+from multiworld.logs.aside import never_wait
 from multiworld.reentry import in_the_middle, in_time
 
 
@@ -50,6 +51,24 @@ def test_a_handler_is_in_the_middle_of_the_call_that_it_interrupted():
 def test_a_program_that_the_package_starts_is_in_the_middle_of_nothing(starter):
     assert not own(of_a_program(own(in_the_middle)), starter)()
     assert own(of_a_program(own(of_a_program(own(in_the_middle)))), starter)()
+
+
+def test_the_thread_that_must_not_wait_has_another_one_do_it():
+    """What a program's destructor calls there, while the collector runs, would hold up signs of life."""
+    go, seen, done = threading.Event(), [], []
+
+    def work():
+        never_wait()
+        seen.append(of_a_program(own(in_the_middle))())
+        seen.append(in_time(lambda: done.append(go.wait(PATIENCE)) is None, PATIENCE, "m8d-test"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(PATIENCE)
+    assert (seen, done) == ([True, False], [])
+    go.set()
+    until(lambda: done == [True])
+    until(lambda: not [each for each in threading.enumerate() if each.name == "m8d-test"])
 
 
 def test_no_handler_runs_in_another_thread():
