@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from multiworld import background_threads
 from multiworld.errors import InvalidJoinError, StaleGenerationError
@@ -27,7 +27,13 @@ EXIT_BUDGET = 1.0
 """Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole
 exit)."""
 
+NAMES = 4096
+"""Names of worlds whose last generation is known at most, beside those of worlds that are not closed: a program
+that makes worlds under new names all the time does not grow by them."""
+
 _log = logger(__name__)
+
+_Value = TypeVar("_Value")
 
 
 class Closable(Protocol):
@@ -207,14 +213,22 @@ class Registry:
             if world is not None:
                 if world._gen.state is not State.CLOSED:  # noqa: SLF001  (a callback may have)
                     self._worlds[name], self._made_by[name] = world, join
-                self._last[name] = (generation, rank)
+                self._keep(self._last, name, (generation, rank))
         if before is not None and world is not None and before is not world:
             before._stop_listening()  # noqa: SLF001  (the registry owns the process's worlds)
 
     def moved(self, name: str, generation: int, rank: int) -> None:
         """Note that the world of this name went on to another generation, in which this process has `rank`."""
         with self._lock:
-            self._last[name] = (generation, rank)
+            self._keep(self._last, name, (generation, rank))
+
+    def _keep(self, kept: dict[str, _Value], name: str, value: _Value) -> None:
+        kept.pop(name, None)
+        kept[name] = value  # as the latest
+        if len(kept) > NAMES:
+            live = {*self._worlds, *self._joining, name}
+            if (oldest := next((each for each in kept if each not in live), None)) is not None:
+                del kept[oldest]
 
     def remove(self, name: str, world: RegisteredWorld) -> None:
         """Forget a closed world."""
@@ -234,7 +248,7 @@ class Registry:
     def note(self, name: str, generation: int) -> None:
         """Note that members have agreed on this generation of `name`, whether it comes about or not."""
         with self._lock:
-            self._noted[name] = max(generation, self._noted.get(name, 0))
+            self._keep(self._noted, name, max(generation, self._noted.get(name, 0)))
 
     def noted(self, name: str) -> int:
         """The latest generation of `name` that this process has agreed on; 0 if there is none."""

@@ -184,6 +184,21 @@ def test_a_system_that_does_not_tell_its_load_is_taken_for_a_quiet_one(monkeypat
     assert background_threads._turn(["m8d-nccl-connect-1"]) == background_threads._APART
 
 
+def test_names_that_are_not_used_any_more_are_forgotten_in_the_end(monkeypatch):
+    monkeypatch.setattr("multiworld.registry.NAMES", 3)
+    registry, live = Registry(), FakeWorld()
+    registry.reserve("live")
+    registry.settle("live", live, 7, 1)
+    for number in range(10):
+        registry.note(f"w{number}", number)
+        registry.moved(f"w{number}", number, 0)
+    registry.moved("w8", 9, 0)
+    registry.moved("new", 1, 0)
+    assert (registry.last("live"), registry.last("w8"), registry.last("w9")) == ((7, 1), (9, 0), (0, -1))
+    assert [registry.noted(f"w{number}") for number in (0, 6, 7, 9)] == [0, 0, 7, 9]
+    assert (len(registry._last), len(registry._noted)) == (3, 3)
+
+
 def test_a_thread_in_which_a_patched_build_connects_a_given_up_group_is_waited_for(monkeypatch):
     """It is no thread of Python's; its name is known to the kernel."""
     libc, bell = ctypes.CDLL(None), threading.Event()
