@@ -106,12 +106,13 @@ class _Child:
         return self.process is not None and self.process.exitcode is None
 
     def failure(self) -> FailedProcess:
-        cfg, told = self.job.cfg, self.job.result_file.failure()
+        cfg, told, code = self.job.cfg, self.job.result_file.failure(), self.process.exitcode
         return FailedProcess(
             rank=cfg.rank or 0,
             local_rank=cfg.local_rank or 0,
             pid=self.process.pid,
-            exit_code=self.process.exitcode,
+            # One that has raised and still runs is about to end with 1.
+            exit_code=1 if code is None else code,
             at=self.ended if told is None else told["at"],
             raised=told,
             began=self.job.result_file.has_begun(),
@@ -176,8 +177,21 @@ class _Children:
                     if code != 0:
                         failed.append(worker)
             if failed:
-                return [worker.failure() for worker in failed]
+                failures = [worker.failure() for worker in failed]
+                return failures + self._ending(first_failure(failures)[0])
         return []
+
+    def _ending(self, first: FailedProcess) -> list[FailedProcess]:
+        """Return the failures of processes that raised before `first` did, and take longer to end."""
+        if first.raised is None:
+            # When it failed is not known: only when its end was noticed, and others raise because of it.
+            return []
+        raised = [
+            worker.failure()
+            for worker in self._workers
+            if not worker.done and worker.job.result_file.failure() is not None
+        ]
+        return [each for each in raised if each.at <= first.at]
 
     def _end(self, unwinding: float) -> None:
         """End all: SIGTERM after `unwinding` seconds, SIGKILL after the grace, or at a second Ctrl-C."""

@@ -127,6 +127,20 @@ def raise_in_rank_1(cfg, folder):
     stay(folder, cfg.rank)
 
 
+def raise_and_take_long_to_end(cfg, folder):
+    if cfg.rank == 0:
+        # Called when the exception has been told, as the interpreter waits for its threads.
+        multiprocessing.util.Finalize(None, end_late, (folder,), exitpriority=100)
+        raise ValueError("the cause")
+    wait_for_files(folder, 1)
+    raise ConnectionError("rank 0 is lost")
+
+
+def end_late(folder):
+    (Path(folder) / "0").touch()
+    time.sleep(FOREVER)
+
+
 def end_rank_1(cfg, folder, how):
     if cfg.rank == 1:
         wait_for_files(folder, 1)
@@ -256,6 +270,14 @@ def test_an_exception_is_raised_in_the_parent_and_the_others_end(method, tmp_pat
         r"KeyError: 'inner'\n.*direct cause.*in raise_in_rank_1\n.*Special: boom", str(error), re.DOTALL
     )
     assert gone(int((tmp_path / "0").read_text()))
+
+
+def test_the_first_exception_is_raised_also_of_a_process_that_takes_longer_to_end(tmp_path):
+    with pytest.raises(ProcessRaisedError, match="Rank 0 raised ValueError: the cause") as caught:
+        launch_subprocesses(raise_and_take_long_to_end, two(), None, 0, str(tmp_path))
+    assert (caught.value.rank, caught.value.exit_code) == (0, 1)
+    assert "in raise_and_take_long_to_end" in caught.value.traceback
+    assert caught.value.also == ("rank 1: ConnectionError: rank 0 is lost",)
 
 
 @pytest.mark.parametrize(
