@@ -74,8 +74,14 @@ def find(package: Path, folders: tuple[str, ...] = ()) -> Clash | None:
         folders: others to look into, such as ``sys.path``.
     """
     own = package.resolve().parent
-    for folder in dict.fromkeys((own, *(Path(name).resolve() for name in folders))):
-        for info in sorted(folder.glob(f"{_PREFIX}*{_INFO}")):
+    for name in (str(own), *folders):
+        try:
+            folder = Path(name).resolve()
+            infos = sorted(folder.glob(f"{_PREFIX}*{_INFO}"))
+        except (OSError, RuntimeError, ValueError):
+            # Python imports nothing from there: it cannot be read, is a loop of links, or no path at all.
+            continue
+        for info in infos:
             clash = _read(info, beside=folder == own)
             if clash is not None:
                 return clash

@@ -130,6 +130,21 @@ def test_one_in_another_folder_is_found_where_asked(site, tmp_path):
     assert "--force-reinstall --no-deps m8d" not in found.next_step
 
 
+def test_folders_that_cannot_be_looked_into_are_passed_over(site, tmp_path):
+    loop, closed = tmp_path / "loop", tmp_path / "closed"
+    loop.symlink_to(loop)
+    (closed / "site").mkdir(parents=True)
+    install(tmp_path / "other", THEIRS, "0.2.3")
+    closed.chmod(0)
+    try:
+        for name in (str(loop), "x" * 300, "a\0b", str(closed / "site")):
+            found = find(site / "multiworld", (name, str(tmp_path / "other")))
+            assert found is not None
+            assert found.version == "0.2.3"
+    finally:
+        closed.chmod(0o700)
+
+
 @pytest.mark.parametrize("record", [None, "", 'a,"b\n', "\x00"])
 def test_a_record_that_cannot_be_read_is_no_clash(site, record):
     info = site / "multiworld-0.1.dist-info"
