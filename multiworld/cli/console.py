@@ -14,7 +14,7 @@ class UnreadError(BrokenPipeError):
 
 
 def say(text: str) -> None:
-    """Write lines to standard output, at once.
+    """Write lines to standard output, at once; characters that its encoding lacks are escaped.
 
     Raises:
         UnreadError: no program reads it any more.
@@ -22,7 +22,11 @@ def say(text: str) -> None:
     if sys.stdout is None:  # it was closed before the command began
         return
     try:
-        sys.stdout.write(text + "\n")
+        try:
+            sys.stdout.write(text + "\n")
+        except UnicodeEncodeError:  # a path that is not UTF-8, for example
+            encoding = sys.stdout.encoding
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stdout.flush()
     except BrokenPipeError as error:
         # The interpreter writes what is left when it ends, and would complain.

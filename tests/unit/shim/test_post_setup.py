@@ -131,6 +131,16 @@ def test_what_python_and_pip_made_of_it_goes_too(site):
     assert b"multiworld" not in site.record_path.read_bytes()
 
 
+def test_a_path_that_is_not_utf_8_is_written_escaped(tmp_path, capsys):
+    site = shimkit.make_site(tmp_path / os.fsdecode(b"v\xff"))
+    code, said, _ = run(capsys, "--torch", site.root)
+    assert (code, f"{tmp_path}/v\\udcff/torch: torch.distributed.multiworld is installed." in said) == (
+        0,
+        True,
+    )
+    assert run(capsys, "--check", "--torch", site.root)[0] == 0
+
+
 def test_check_prints_what_is_there_and_what_to_do(site, capsys):
     code, said, _ = run(capsys, "--check", "--torch", site.torch)
     assert code == 1
