@@ -159,10 +159,11 @@ def record_sha256(digest: str) -> str:
 def _dist_info(path: Path, names: list[str]) -> str:
     if len(set(names)) != len(names):
         raise _unsound(path, "has two files of one name", "each name stands once")
-    found = {name.partition("/")[0] for name in names if name.endswith(".dist-info/RECORD")}
+    # A package may carry others, with their dist-info, further down.
+    found = [name for name in names if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
     if len(found) != 1:
-        raise _unsound(path, f"has {len(found)} files RECORD", "a wheel has one")
-    return found.pop()
+        raise _unsound(path, f"has {len(found)} files RECORD", "a wheel has one, in a folder at its top")
+    return found[0].partition("/")[0]
 
 
 def _digests(archive: zipfile.ZipFile, progress: Callable[[int, int], None]) -> dict[str, str]:

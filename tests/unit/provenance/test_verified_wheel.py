@@ -90,6 +90,17 @@ def test_what_is_no_wheel_is_told(tmp_path):
         verify_wheel(path)
 
 
+def test_a_dist_info_further_down_is_not_the_wheels(tmp_path):
+    inner = "torch/_vendor/six-1.17.dist-info/RECORD"
+    made = patched_wheel(tmp_path).path
+    path = rewritten(made, lambda files: files.update({inner: b""}))
+    assert verify_wheel(path).files == verify_wheel(made).files + 1
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"folder/{DIST_INFO}/RECORD", b"")
+    with pytest.raises(ProvenanceError, match="has 0 files RECORD"):
+        verify_wheel(path)
+
+
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_wheel_is_told(tmp_path, how):
     path = damage(patched_wheel(tmp_path).path, "torch/__init__.py", how)
