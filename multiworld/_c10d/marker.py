@@ -170,7 +170,7 @@ def parse_marker(data: bytes, *, where: str = MARKER_NAME) -> Marker:
     """
     try:
         raw: Any = json.loads(data)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise MarkerError(f"{where} is no JSON: {exc}", next_step=_REINSTALL) from exc
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
@@ -240,7 +240,7 @@ def library_info_in(data: bytes | mmap.mmap, *, where: str) -> LibraryInfo | Non
     try:
         raw: Any = json.loads(found.pop())
         return _info(raw)
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, RecursionError) as exc:
         raise MarkerError(
             f"{where}: the patch info is unreadable: {type(exc).__name__}: {exc}", next_step=_REINSTALL
         ) from exc

@@ -69,7 +69,7 @@ def verify(envelopes: bytes, key: Path, *, where: str) -> bytes:
     for line in envelopes.splitlines():
         try:
             envelope = library.envelope.from_dict(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, library.malformed) as exc:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, library.malformed) as exc:
             raise ProvenanceError(
                 f"{where} cannot be read: {exc}",
                 rule="each line is a DSSE envelope",

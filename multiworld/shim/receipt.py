@@ -82,7 +82,7 @@ def receipt_of(site: TorchSite) -> dict[str, Any] | None:
         _require_fields(receipt)
         for entry in receipt["files"]:
             _require_inside(site, entry["path"])
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise InstallError(
             f"{site.root / RECEIPT} is damaged: {type(exc).__name__}: {exc}",
             next_step="Discard the backup with m8d-post-setup --revert --force, then install torch again",

@@ -183,6 +183,7 @@ def bad(**changes):
     ("data", "message"),
     [
         (b"{", "no JSON"),
+        pytest.param(b"[" * 200_000 + b"]" * 200_000, "no JSON", id="nested too deeply"),
         (b"\xff\xfe\xfd", "no JSON"),
         (b"[]", "has schema None"),
         (b"{}", "has schema None"),
@@ -222,6 +223,11 @@ def test_the_same_marker_gives_the_same_bytes():
         (b'm8d-patch-info:{"schema":1,"topics":[]}\0', "KeyError"),
         (b'm8d-patch-info:{"schema":1,"torch":"1","topics":"ab"}\0', "must be names"),
         (library() + library(torch="2.5.1"), "2 patch infos that differ"),
+        pytest.param(
+            b'm8d-patch-info:{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}\0",
+            "is unreadable",
+            id="nested too deeply",
+        ),
     ],
 )
 def test_an_unreadable_patch_info_is_an_error(data, message):

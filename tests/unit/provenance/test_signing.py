@@ -18,6 +18,8 @@ from multiworld.cli.main import main
 from multiworld.errors import ProvenanceError
 from multiworld.provenance.signature import SIGNATURE_SUFFIX, sign, verify
 
+# Deeper than a parser goes.
+NESTED = b"[" * 200_000 + b"]" * 200_000
 KINDS = {
     "ed25519": ed25519.Ed25519PrivateKey.generate,
     "p256": lambda: ec.generate_private_key(ec.SECP256R1()),
@@ -155,7 +157,7 @@ def test_one_of_several_signatures_is_enough(tmp_path):
         assert verify(lines, public, where="here") == b"payload"
 
 
-@pytest.mark.parametrize("data", [b"{}\n", b"x\n", b"[]\n", b'{"payload": 1}\n', b"\xff\n"])
+@pytest.mark.parametrize("data", [b"{}\n", b"x\n", b"[]\n", b'{"payload": 1}\n', b"\xff\n", NESTED])
 def test_what_is_no_envelope_is_refused(tmp_path, data):
     _, public = pair(tmp_path)
     with pytest.raises(ProvenanceError, match="here cannot be read"):

@@ -243,13 +243,13 @@ def test_an_older_receipt_is_compared_by_its_version(tmp_path, patch, capsys):
     assert shimkit.tree(site.root) == before, "what can be put back is put back"
 
 
-@pytest.mark.parametrize("damage", ["edited", "backup", "receipt"])
+@pytest.mark.parametrize("damage", ["edited", "backup", "receipt", "receipt nested too deeply"])
 def test_a_backup_that_cannot_be_put_back_can_be_discarded(tmp_path, patch, capsys, damage):
     site = shimkit.make_site(tmp_path / "site", more=MORE)
     assert run(capsys, patch, "--torch", site.root)[0] == 0
     two = "torch/distributed/two.py"
-    place = {"edited": two, "backup": backup_of(two), "receipt": RECEIPT}[damage]
-    (site.root / place).write_bytes(b"edited\n")
+    place = {"edited": two, "backup": backup_of(two)}.get(damage, RECEIPT)
+    (site.root / place).write_bytes(b"[" * 200_000 + b"]" * 200_000 if "nested" in damage else b"edited\n")
     now = {path: (site.root / path).read_bytes() for path in MORE}
     code, _, said = run(capsys, "--revert", "--torch", site.root)
     assert (code, "m8d-post-setup --revert --force" in said) == (FAILED, True)
@@ -265,7 +265,7 @@ def test_a_backup_that_cannot_be_put_back_can_be_discarded(tmp_path, patch, caps
     assert not (site.root / BACKUP_FOLDER).exists()
     record = site.record()
     assert not record.below(BACKUP_FOLDER)
-    if damage != "receipt":
+    if place != RECEIPT:
         assert all(record.says(path, data) for path, data in now.items())
     assert run(capsys, "--torch", site.root)[0] == 0
     assert run(capsys, "--check", "--torch", site.root)[0] == 0
