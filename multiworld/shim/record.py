@@ -21,7 +21,8 @@ class Record:
     """The rows of a RECORD (PEP 376, PEP 627): path, hash, size.
 
     pip writes CRLF, wheels and uv LF, and not every file ends its last line: rows that are added follow the
-    file's own habit, rows that are not touched stay as they are, byte by byte.
+    file's own habit, rows that are not touched stay as they are, byte by byte. A file whose last line has no
+    end has none after a change either, so that taking the change back gives the same bytes.
 
     Args:
         data: the file's bytes.
@@ -39,14 +40,20 @@ class Record:
             raise self._unreadable("is not UTF-8") from exc
         self._end = "\r\n" if self._lines and self._lines[0].endswith("\r\n") else "\n"
         self._paths = [self._path_of(line) for line in self._lines]
+        self._ended = not self._lines or self._lines[-1].endswith(("\n", "\r"))
+        if not self._ended:
+            self._lines[-1] += self._end
 
     @property
     def data(self) -> bytes:
         """The file's bytes now."""
-        return "".join(self._lines).encode()
+        text = "".join(self._lines)
+        if not self._ended:
+            text = text.removesuffix("\n").removesuffix("\r")
+        return text.encode()
 
     def line(self, path: str) -> str | None:
-        """Return a row as it stands in the file, with its line end; None without one."""
+        """Return a row as it stands in the file, with a line end; None without one."""
         return self._lines[self._paths.index(path)] if path in self._paths else None
 
     def says(self, path: str, data: bytes) -> bool:
@@ -62,18 +69,17 @@ class Record:
 
     def restore(self, path: str, line: str | None) -> None:
         """Put back a row as `line` gave it; None takes the path's rows away."""
+        if line is not None and not line.endswith(("\n", "\r")):  # m8d 1.0.0 and older kept it without
+            line += self._end
         if line is None:
             kept = [(row, at) for row, at in zip(self._lines, self._paths, strict=True) if at != path]
             self._lines, self._paths = [row for row, _ in kept], [at for _, at in kept]
         elif path in self._paths:
             first = self._paths.index(path)
-            last = first == len(self._lines) - 1
             self.restore(path, None)
-            self._lines.insert(first, line if not last or line.endswith("\n") else line + self._end)
+            self._lines.insert(first, line)
             self._paths.insert(first, path)
         else:
-            if self._lines and not self._lines[-1].endswith("\n"):
-                self._lines[-1] += self._end
             self._lines.append(line)
             self._paths.append(path)
 

@@ -14,7 +14,7 @@ from kits import shimkit
 from multiworld.cli.exits import EXIT_CODES
 from multiworld.cli.post_setup import main
 from multiworld.errors import InstallError
-from multiworld.shim.install import inspect, install
+from multiworld.shim.install import inspect, install, uninstall
 from multiworld.shim.patchfile import apply_patch, read_patch, revert_patch
 from multiworld.shim.receipt import BACKUP_FOLDER, receipt_of
 from multiworld.shim.torchsite import ASIDE, TorchSite, find_site
@@ -106,6 +106,17 @@ def test_a_patch_is_applied_with_a_backup_and_taken_back_byte_for_byte(site, pat
     code, _, said = run(capsys, "--revert", "--torch", site.root)
     assert code == FAILED
     assert "no patch file is applied" in said
+
+
+def test_a_record_whose_last_line_has_no_end_comes_back_byte_for_byte(site, patch):
+    site.record_path.write_bytes(site.record_path.read_bytes().removesuffix(b"\r\n"))
+    before = shimkit.tree(site.root)
+    apply_patch(site, read_patch(patch))
+    assert recorded(site)
+    install(site)
+    uninstall(site)
+    revert_patch(site)
+    assert shimkit.tree(site.root) == before
 
 
 def test_a_new_file_that_is_empty_is_added_and_taken_back(site, tmp_path):
