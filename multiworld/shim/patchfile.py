@@ -330,12 +330,15 @@ def _restore(site: TorchSite, receipt: Mapping[str, Any]) -> None:
 
 
 def _originals(site: TorchSite, receipt: Mapping[str, Any]) -> dict[str, bytes | None]:
-    """Return what is to be put back: each file that is not yet what it was."""
+    """Return what is to be put back: each file that is not yet what it was, and each that was not there."""
     found: dict[str, bytes | None] = {}
     for entry in receipt["files"]:
         path = entry["path"]
         now = sha256_of(site.read(path))
         if now == entry["before"]:
+            if now is None:
+                # It is gone, or was not written yet; folders that were made for it may be there.
+                found[path] = None
             continue
         if now != entry["after"]:
             raise _changed(path)

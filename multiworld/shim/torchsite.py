@@ -462,7 +462,8 @@ def remove_file(path: Path, root: Path) -> None:
     Raises:
         OSError: the file cannot be removed.
     """
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        path.unlink()
     cache = path.parent / "__pycache__"
     # What a symbolic link leads to is not ours.
     if path.suffix == ".py" and not cache.is_symlink():
@@ -472,4 +473,5 @@ def remove_file(path: Path, root: Path) -> None:
         cache.rmdir()
     with contextlib.suppress(OSError):  # not empty: this folder and all above stay
         for folder in path.parents[: path.parents.index(root)]:
-            folder.rmdir()
+            with contextlib.suppress(FileNotFoundError):  # those above it may be there
+                folder.rmdir()

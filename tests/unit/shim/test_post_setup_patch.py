@@ -379,6 +379,40 @@ def test_a_run_that_is_killed_before_record_is_renamed_is_half_done(site, patch,
     assert run(capsys, "--check", "--torch", site.root)[0] == 0
 
 
+@pytest.mark.parametrize("revert", [False, True])
+@pytest.mark.parametrize("folder", ["torch/worlds", "torch/worlds/deep"])
+def test_a_run_that_is_killed_leaves_no_empty_folder(site, tmp_path, monkeypatch, revert, folder):
+    path = tmp_path / "worlds-2.6.0.patch"
+    path.write_bytes(PATCH.replace(b"torch/distributed/world_manager.py", b"torch/worlds/deep/new.py"))
+    before, name = shimkit.tree(site.root), "rmdir" if revert else "mkdir"
+    if revert:
+        apply_patch(site, read_patch(path))
+    real = getattr(Path, name)
+
+    def killed(self, *rest, **more):
+        if self == site.root / folder and revert:
+            raise KilledError
+        real(self, *rest, **more)
+        if self == site.root / folder:
+            raise KilledError
+
+    with monkeypatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr(Path, name, killed)
+        revert_patch(site) if revert else apply_patch(site, read_patch(path))
+    assert (site.root / folder).is_dir()
+    revert_patch(site)
+    assert shimkit.tree(site.root) == before
+
+
+def test_a_patch_for_a_folder_that_is_a_file_changes_nothing(site, tmp_path):
+    path = tmp_path / "worlds-2.6.0.patch"
+    path.write_bytes(PATCH.replace(b"torch/distributed/world_manager.py", b"torch/version.py/new.py"))
+    before = shimkit.tree(site.root)
+    with pytest.raises(InstallError, match="cannot be written"):
+        apply_patch(site, read_patch(path))
+    assert shimkit.tree(site.root) == before
+
+
 def test_a_file_that_was_edited_later_is_not_half_done(site, patch, capsys):
     install(site)
     apply_patch(site, read_patch(patch))
