@@ -345,8 +345,9 @@ def test_the_guard_is_told_of_each_worker_that_is_gone(tmp_path, restart):
         assert run.ended() == 0, run.report()
         workers = {told.pid for told in run.wait_told("up", 4)}
     words = [line.split() for line in said.read_text().splitlines()]
-    assert {int(line[2]) for line in words if line[0] == "started"} == workers
-    assert sorted(int(line[1]) for line in words if line[0] == "gone") == sorted(workers)
+    started = {int(line[2]) for line in words if line[0] == "started"}
+    assert started >= workers, "one that the restart ended before it was up is not in it"
+    assert sorted(int(line[1]) for line in words if line[0] == "gone") == sorted(started)
     assert words[-1] == ["bye"]
 
 
