@@ -104,6 +104,14 @@ class Lane:
         self.peers[peer].outgoing.drain(send)
         return send
 
+    def flush(self, peer: int) -> Send | None:
+        """Return a send without bytes that is over when the control frames that wait for a peer are written.
+
+        None if there are none, or a send waits to be written as well.
+        """
+        send = Send(peer, 0, 0, memoryview(b""))
+        return send if self.peers[peer].outgoing.flush(send) else None
+
     def lost(self, peer: int) -> None:
         """The connection to a peer has ended."""
         self.peers[peer].outgoing.give_up_drains()

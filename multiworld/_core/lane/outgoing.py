@@ -99,6 +99,18 @@ class Outgoing:
         self._tell_held()  # so that credit comes for each message, not for many together
         self._settle_drains()
 
+    def flush(self, send: Send) -> bool:
+        """Finish `send`, which has no bytes, when the control frames that wait are written.
+
+        Returns:
+            False where a send waits to be written as well: who waits for that one writes them.
+        """
+        waiting = (*(each for _, each in self._writing), *(each for *_, each in self._queue))
+        if not self.pending or any(each is not None for each in waiting):
+            return False
+        self._queue.append((b"", None, send))
+        return True
+
     def give_up_drains(self) -> None:
         """Finish what `drain` was given: nothing will be taken any more."""
         drains, self._drains = self._drains, []

@@ -177,6 +177,10 @@ class Connections:
         self._held.update(ranks)
         return [(each, self.sockets[each].fileno()) for each in ranks]
 
+    def is_held(self, rank: int) -> bool:
+        """Whether a loop looks at a connection."""
+        return bool(self._held[rank])
+
     def let_go(self, rank: int) -> None:
         """Take one `hold` of a rank back."""
         self._held[rank] -= 1

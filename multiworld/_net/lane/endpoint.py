@@ -49,9 +49,6 @@ class Endpoint(Waiting):
             holds the lock. What waits for that member goes on waiting until `fail`.
     """
 
-    left_alone: Callable[[Endpoint, Send], None] | None = None
-    """Called with a send under way whose caller was interrupted as it waited: another thread has to go on."""
-
     @property
     def readable(self) -> frozenset[int]:
         """Ranks of the members whose memory this process may read, as they have proved."""

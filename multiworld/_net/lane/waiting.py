@@ -11,7 +11,7 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane import reading_threads, wakes
@@ -46,6 +46,12 @@ class LateError(TimeoutError):
 
 class Waiting:
     """Waiting for the operations of an endpoint; see `Endpoint`, which makes them."""
+
+    left_alone: Callable[[Any, Send], None] | None = None
+    """Called with the endpoint and a send under way that no caller waits for: another thread has to go on.
+
+    It may be called under the lock.
+    """
 
     def __init__(
         self,
@@ -203,6 +209,8 @@ class Waiting:
         """Take one `hold` of a rank back."""
         with self._lock:
             self._net.let_go(rank)
+            if rank in self._net.blocked:
+                self._leave_writes(rank)
 
     def ready(self, rank: int) -> Next:
         """Read and write the connection to `rank` as far as it goes; returns what it waits for then."""
@@ -310,14 +318,24 @@ class Waiting:
             turn.release()
         else:
             self._see_to_reads()
+            for rank in self._net.blocked:
+                self._leave_writes(rank)
 
     def _wake_leader(self) -> None:
         leader = self._leader
         if leader is not None and leader != wakes.known():
             os.eventfd_write(leader, 1)
 
-    def _was_blocked(self, _: int) -> None:
+    def _was_blocked(self, rank: int) -> None:
         self._wake_leader()  # so that it looks whether the connection can be written
+        self._leave_writes(rank)
+
+    def _leave_writes(self, rank: int) -> None:
+        """Leave control frames, for which no operation waits, to another thread if none looks."""
+        if self._leader is None and self.left_alone is not None and not self._net.is_held(rank):
+            flush = self._core.flush(rank)
+            if flush is not None:
+                self.left_alone(self, flush)
 
     def _see_to_reads(self) -> None:
         """Have the leader, or else the watchers, read what is to be read from memory."""

@@ -681,3 +681,23 @@ def test_a_drain_ends_with_the_connection_or_the_lane(ends):
         net.lanes[0].fail(OSError("over"))
     assert drain.done
     assert (drain.error is None) is (ends == "lost")
+
+
+def test_a_flush_is_over_once_the_control_frames_are_written():
+    lane = Lane([1])
+    outgoing = lane.peers[1].outgoing
+    assert lane.flush(1) is None  # there are none
+    outgoing.tell(pack(frames.CREDIT, size=1))
+    flush = lane.flush(1)
+    assert lane.flush(1) is None  # one is enough
+    size = sum(map(len, outgoing.views()))
+    outgoing.wrote(size - 1)
+    assert not flush.done
+    outgoing.wrote(1)
+    assert flush.done
+    assert not outgoing.pending
+    lane.send(1, 0, 0, memoryview(b"1234"))
+    outgoing.tell(pack(frames.CREDIT, size=1))
+    assert lane.flush(1) is None  # who waits for the send writes them
+    assert len(outgoing.views()) == 3
+    assert lane.flush(1) is None
