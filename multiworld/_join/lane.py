@@ -91,7 +91,12 @@ def connect(
         detail = f"the connection for messages to rank {rank} was lost: {error}"
         ending.run(lambda: _report(attachment, machine, detail, (rank,)))
 
+    def interrupted(error: Exception) -> None:
+        # Under the endpoint's lock, too. The other members learn that it was this one.
+        ending.run(lambda: _report(attachment, machine, str(error), (roster.rank,)), later=True)
+
     endpoint = Endpoint(met.connections, {rank: each.read for rank, each in met.readers.items()}, lost)
+    endpoint.interrupted = interrupted
     attachment.read_with(lambda rank: _read_aside(endpoint, rank, _nothing))
     return endpoint
 

@@ -8,12 +8,14 @@ import errno
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
 from kits.meetkit import until
 from test_world_more import runs
 from waykit import world
+from worldkit import PATIENCE
 
 import multiworld as mw
 from multiworld.errors import BrokenWorldException, MultiworldError
@@ -79,6 +81,47 @@ def test_what_a_signals_handler_raises_is_the_programs(cast, name, raised, memor
     members[1].say("go on")
     members[1].expect("over")
     members[0].say("go on")
+    assert [each.finish() for each in members] == [0, 0]
+
+
+def interrupted_at_its_end(me, size):
+    """Rank 0 is interrupted in the moment in which it writes to a connection."""
+    w = mw.join("w", me.rank, size, store=me.store, timeout=4 * PATIENCE)
+    w.barrier()
+    if me.rank == 0:
+        sockets = w._gen.lane.endpoint._net.sockets
+
+        class Interrupting:
+            def __getattr__(self, name):
+                signal.raise_signal(signal.SIGALRM)
+                return getattr(sockets[1], name)
+
+        with alarm(OwnError(), seconds=PATIENCE):
+            whole, sockets[1] = sockets[1], Interrupting()
+            try:
+                w.send(torch.ones(1), 1)
+            finally:
+                sockets[1] = whole
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        until(lambda: w.state is mw.State.BROKEN)
+    else:
+        began = time.monotonic()
+        with pytest.raises(BrokenWorldException):
+            w.recv(torch.ones(1), 0)
+        assert time.monotonic() - began < PATIENCE
+    me.emit("broken", cause=w.breakage.cause.value, ranks=w.breakage.ranks, detail=w.breakage.detail)
+    me.hear()
+    w.close()
+
+
+def test_an_interrupt_that_ends_the_lane_breaks_the_world_on_all_members(cast):
+    members = cast.all(interrupted_at_its_end, 2)
+    for each in members:
+        seen = each.expect("broken")
+        assert (seen.cause, tuple(seen.ranks)) == ("failed", (0,)), seen
+        assert "the lane was interrupted by OwnError" in seen.detail, seen
+    for each in members:
+        each.say("close")
     assert [each.finish() for each in members] == [0, 0]
 
 

@@ -53,6 +53,9 @@ class Waiting:
     It may be called under the lock.
     """
 
+    interrupted: Callable[[Exception], None] | None = None
+    """Called once, under the lock, when an interrupt has ended the lane: with the error of its operations."""
+
     def __init__(
         self,
         connections: Mapping[int, Stream],
@@ -347,8 +350,13 @@ class Waiting:
                     call()
 
     def _in_doubt(self, error: BaseException) -> None:
+        if self._core.error is not None:
+            return
         stopped_by = ConnectionAbortedError(f"the lane was interrupted by {type(error).__name__}")
         self._stop(stopped_by)
+        self._wake_leader()  # no operation is told of one that has the short way
+        if self.interrupted is not None:
+            self.interrupted(stopped_by)
 
     def _stop(self, error: Exception) -> Piece | None:
         """End the protocol; returns the piece whose receive is told by `_end_piece` alone."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_lane_endpoint import buffer, mesh, payload, soon
+from test_lane_endpoint import PATIENCE, buffer, mesh, payload, soon, until
 
 from multiworld._net.lane.connections import Next
 from multiworld._net.lane.waiting import LateError
@@ -106,3 +107,31 @@ def test_a_write_that_fails_for_a_reason_of_this_host_ends_the_connection(pair, 
     net.sockets[1] = Refusing(net.sockets[1], number)
     pair[0].post_send(1, 0, 0, memoryview(payload(SIZE, 5)))
     assert lost == ([] if number == errno.EPIPE else [(1, number)])
+
+
+def test_an_interrupt_that_ends_the_lane_is_told_once(pair, halfway):
+    told = []
+    pair[1].interrupted = told.append
+    pair[1]._in_doubt(KeyboardInterrupt())
+    pair[1]._in_doubt(SystemExit())
+    pair[1].fail(ConnectionError("the world is over"))
+    (error,) = told
+    assert str(error) == "the lane was interrupted by KeyboardInterrupt"
+    assert pair[1]._core.error is error
+
+
+def test_one_that_ends_otherwise_tells_of_no_interrupt(pair):
+    pair[1].interrupted = pytest.fail
+    pair[1].fail(ConnectionError("the world is over"))
+    pair[1]._in_doubt(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize("size", [8, SIZE])
+def test_a_thread_that_leads_hears_of_an_interrupt_in_another_one(pair, size):
+    with ThreadPoolExecutor(1) as other:
+        waits = other.submit(pair[1].receive, 0, 0, 0, buffer(size), soon())
+        until(lambda: pair[1]._leader is not None)
+        with pair[1]._lock:
+            pair[1]._in_doubt(KeyboardInterrupt())
+        with pytest.raises(ConnectionAbortedError, match="interrupted"):
+            waits.result(PATIENCE / 2)
