@@ -28,7 +28,7 @@ __all__ = ["NOW", "Connections", "Next"]
 NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 """Flags of every read and write."""
 
-_TURN = 4 << 20  # bytes read of one connection before others have their turn
+_TURN = 4 << 20  # bytes read of, or written to, one connection before others have their turn
 _LOCAL = {errno.EFAULT, errno.ENOMEM, errno.ENOBUFS, errno.EMSGSIZE}
 """Why a write may fail though the other end is there: no end would come from it."""
 _ENDED = select.POLLERR | select.POLLHUP | select.POLLNVAL
@@ -120,19 +120,18 @@ class Connections:
             self.read(rank)
 
     def write(self, rank: int) -> None:
-        """Write what is to be written, as far as it goes."""
+        """Write what is to be written, as far as it goes in one turn."""
         connection, outgoing = self.sockets.get(rank), self.lane.peers[rank].outgoing
         if connection is None or rank in self._mute or self.lane.error is not None:
             return
+        left = _TURN
         try:
-            while outgoing.pending:
-                outgoing.wrote(connection.sendmsg(outgoing.views(), (), NOW))
+            while outgoing.pending and left > 0:
+                count = connection.sendmsg(outgoing.views(), (), NOW)
+                outgoing.wrote(count)
+                left -= count
         except BlockingIOError:
-            if rank not in self.blocked:
-                self.blocked.add(rank)
-                self.poll.modify(connection, select.POLLIN | select.POLLOUT)
-                for call in self.on_blocked.values():
-                    call(rank)
+            left = 0  # no more goes
         except OSError as error:
             # The other end is gone. What it had written is still to be read; the end comes after that.
             self._mute.add(rank)
@@ -142,10 +141,16 @@ class Connections:
             self.read(rank)
             if error.errno in _LOCAL and rank in self.sockets:
                 self._end(rank, error)
-        else:
+            return
+        if not outgoing.pending:
             if rank in self.blocked:
                 self.blocked.discard(rank)
                 self.poll.modify(connection, select.POLLIN)
+        elif rank not in self.blocked:
+            self.blocked.add(rank)
+            self.poll.modify(connection, select.POLLIN | select.POLLOUT)
+            for call in self.on_blocked.values():
+                call(rank)
 
     def write_all(self) -> None:
         """Write to all members for whom there is something."""

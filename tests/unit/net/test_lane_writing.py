@@ -7,9 +7,11 @@ import asyncio
 import pytest
 from test_lane_endpoint import buffer, mesh, payload, soon, until
 
+from multiworld._core.lane import frames
 from multiworld._core.lane.operations import SizesDifferError
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import Background
+from multiworld._net.lane.connections import Next
 
 SIZE = 1 << 20
 
@@ -80,3 +82,37 @@ def test_control_frames_are_written_though_no_operation_waits_for_them(pair, ful
     until(lambda: not background._watches)
     background.dismiss()
     until(lambda: background._loop is None)
+
+
+class Taking:
+    """A connection whose other end keeps up: it takes all."""
+
+    def __init__(self, connection):
+        self._connection, self.took = connection, 0
+
+    def sendmsg(self, views, *_):
+        self.took += (count := sum(map(len, views)))
+        return count
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+
+def test_a_long_message_is_written_in_turns_in_which_others_have_the_lock(pair):
+    size, most = 64 << 20, 10 << 20  # two turns, and what one write takes
+    blocked = []
+    pair[0].watch("the test", blocked.append, lambda: None)
+    send = pair[0].post_send(1, 0, 0, memoryview(bytes(size)))
+    pair[1].post_receive(0, 0, 0, buffer(size))  # once it has come
+    pair[1].ready(0)
+    taking = pair[0]._net.sockets[1] = Taking(pair[0]._net.sockets[1])
+    turns = 0
+    while not send.done:
+        before = taking.took
+        after = pair[0].ready(1)
+        assert taking.took - before <= most
+        assert after is (Next.READ if send.done else Next.WRITE)
+        assert blocked == [1]
+        turns += 1
+    assert taking.took == size + size // frames.CHUNK * frames.HEADER.size
+    assert turns >= size // most
