@@ -72,6 +72,7 @@ class Peer:
     Attributes:
         outgoing, incoming: its halves.
         holds: whether messages wait there for credit.
+        order: number of its messages that matching has seen.
     """
 
     def __init__(self, state: LaneState, rank: int, *, readable: bool) -> None:
@@ -81,7 +82,7 @@ class Peer:
         self.incoming = Incoming(self)
         self._state = state
         self._readable = readable
-        self._order = 0
+        self.order = 0
         self._owed = 0  # bytes that receives took, and that are not credited yet
         self._coming: dict[int, Arrival] = {}  # asked for, by id
 
@@ -218,8 +219,8 @@ class Peer:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _arrival(self, channel: int, tag: int, size: int) -> Arrival:
-        self._order += 1
-        return Arrival(self.rank, channel, tag, size, self._order)
+        self.order += 1
+        return Arrival(self.rank, channel, tag, size, self.order)
 
     def _offer(self, arrival: Arrival) -> None:
         receive = self._state.matching.arrive(arrival)

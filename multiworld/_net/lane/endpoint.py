@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._core.lane.frames import READ_FROM
 from multiworld._core.lane.operations import Receive, Send
-from multiworld._core.reraise import as_new
+from multiworld._core.reraise import as_new, raised_by_the_program
 from multiworld._net.lane import closing, reading_threads, wakes
 from multiworld._net.lane.connections import NOW
 from multiworld._net.lane.waiting import LateError, Operation, Waiting
@@ -114,24 +114,33 @@ class Endpoint(Waiting):
             NoDescriptorError: the process has none left.
             Exception: that the lane ended with, or of a signal's handler.
         """
-        receive: Receive | None = None
-        if source is not None and len(view) <= _SHORT:
-            done, receive = self._received_at_once((source, channel, tag, view, keep), deadline)
-            if done:
-                return source
-        if receive is None:
-            receive = self.post_receive(source, channel, tag, view, keep)
+        posted: list[Receive] = []
+        self.taken = 0  # an id is another's once its object is gone
         try:
+            if source is not None and len(view) <= _SHORT:
+                short = source, channel, tag, view, keep
+                if self._received_at_once(short, deadline, posted):
+                    return source
+            if not posted:
+                with self._lock:
+                    self._post(source, channel, tag, view, keep, posted)
+                if self._core.reads:
+                    self.read_on()
+            receive = posted[0]
             if not receive.done:
                 self.wait(receive, deadline)
+            if receive.error is None:
+                assert receive.sender is not None  # noqa: S101  (it has a message)
+                self.taken = id(view)
+                return receive.sender
         except BaseException:
-            self.take_back(receive)  # also if its message came just now
+            if source is not None and self.taken == id(view):
+                posted.append(self._as_posted(source, channel, tag, view, keep))
+                self.taken = 0
+            for each in posted:
+                self.take_back(each)  # also if its message came just now
             raise
-        if receive.error is not None:
-            raise as_new(receive.error)
-        self.taken = id(view)
-        assert receive.sender is not None  # noqa: S101  (it has a message)
-        return receive.sender
+        raise as_new(receive.error)
 
     # -- operations ------------------------------------------------------------------------------------------
 
@@ -171,11 +180,17 @@ class Endpoint(Waiting):
         self, source: int | None, channel: int, tag: int, view: memoryview, keep: object | None = None
     ) -> Receive:
         """Begin to receive; see `Lane.receive`."""
-        with self._lock:
-            receive = self._post(source, channel, tag, view, keep)
-        if self._core.reads:
-            self.read_on()
-        return receive
+        posted: list[Receive] = []
+        try:
+            with self._lock:
+                self._post(source, channel, tag, view, keep, posted)
+            if self._core.reads:
+                self.read_on()
+        except BaseException:
+            for each in posted:
+                self.take_back(each)
+            raise
+        return posted[0]
 
     def cancel(self, receive: Receive) -> bool:
         """Take a receive back; see `Lane.cancel`."""
@@ -310,90 +325,119 @@ class Endpoint(Waiting):
         self._tell()
         return send
 
-    def _received_at_once(self, short: Short, deadline: float) -> tuple[bool, Receive | None]:
+    def _received_at_once(self, short: Short, deadline: float, posted: list[Receive]) -> bool:
         """Take the next message straight from the connection, if no other thread or message waits.
 
+        Args:
+            short: the receive.
+            deadline: ``time.monotonic()`` seconds.
+            posted: gets the receive, posted before all that came later, where none came before.
+
         Returns:
-            Whether it was taken; else the receive, posted before all that came later, where none came before.
+            Whether it was taken.
         """
         source, channel, tag, view, _ = short
-        with self._lock:
-            peer = self._core.peers[source]
-            if (
-                self._leader is not None
-                or not self._core.quiet(peer)
-                or source not in self._net.sockets
-                or self._core.reads
-            ):
-                return False, None
-            self._leader, self._short = wakes.mine(), short
+        lead: int | None = None
         try:
+            with self._lock:
+                peer = self._core.peers[source]
+                if (
+                    self._leader is not None
+                    or not self._core.quiet(peer)
+                    or source not in self._net.sockets
+                    or self._core.reads
+                ):
+                    return False
+                lead = self._leader = wakes.mine()
+                self._short = short
             ready = self._look(deadline)
             with self._lock:
                 connection = self._net.sockets.get(source)
-                posted = self._no_longer_short()
+                self._no_longer_short(posted)
+                if posted:
+                    return False
                 if (
-                    posted is None
-                    and connection is not None
+                    connection is not None
                     and ready == [(connection.fileno(), select.POLLIN)]
                     and self._core.quiet(peer)
                     and self._take(connection, peer, channel, tag, view)
                 ):
-                    return True, None
-                return False, self._post(*short) if posted is None else posted
+                    return True
+                self._post(*short, posted)
+                return False
         except BaseException:
-            with self._lock:
-                posted = self._no_longer_short()
-            if posted is not None:
-                self.take_back(posted)
+            if lead is not None:
+                with self._lock:
+                    self._no_longer_short(posted)
             raise
         finally:
-            try:
-                with self._lock:
-                    self._give_up_lead()
-            except BaseException as error:
-                self._leave_in_doubt(error)
-                raise
+            if lead is not None:
+                try:
+                    with self._lock:
+                        self._give_up_lead()
+                except BaseException as error:
+                    self._leave_in_doubt(error)
+                    raise
 
-    def _no_longer_short(self) -> Receive | None:
-        """The leader waits no longer the short way; return the receive if another thread has posted it."""
-        posted, self._short, self._posted = self._posted, None, None
-        return posted
+    def _no_longer_short(self, posted: list[Receive]) -> None:
+        """The leader waits no longer the short way; `posted` gets the receive that another thread posted."""
+        if self._posted is not None:
+            posted.append(self._posted)
+        self._short = self._posted = None
+
+    def _as_posted(
+        self, source: int, channel: int, tag: int, view: memoryview, keep: object | None
+    ) -> Receive:
+        """Return the receive that was taken last the short way as one that was posted, and is over."""
+        receive = Receive(source, channel, tag, view, 0, keep)
+        receive.done, receive.sender, receive.place = True, source, self._place
+        return receive
 
     def _post(
-        self, source: int | None, channel: int, tag: int, view: memoryview, keep: object | None
-    ) -> Receive:
-        """Post a receive; before it the one that a thread waits for the short way, which came earlier."""
+        self,
+        source: int | None,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        keep: object | None,
+        posted: list[Receive],
+    ) -> None:
+        """Post a receive; before it the one that a thread waits for the short way, which came earlier.
+
+        `posted` gets it under the same hold of the lock: its caller can take it back, wherever interrupted.
+        """
         try:
             if self._short is not None:
                 short, self._short = self._short, None
                 self._posted = self._core.receive(*short)
                 self._wake_leader()
-            receive = self._core.receive(source, channel, tag, view, keep)
+            posted.append(self._core.receive(source, channel, tag, view, keep))
             self._net.write_all()
             self._tell()
         except BaseException as error:
             self._in_doubt(error)
             raise
-        return receive
 
     def _take(self, connection: Stream, peer: Peer, channel: int, tag: int, view: memoryview) -> bool:
         try:
-            count = connection.recv_into(peer.incoming.want(), 0, NOW)
-        except OSError:  # the next read tells
-            return False
-        try:
+            try:
+                count = connection.recv_into(peer.incoming.want(), 0, NOW)
+            except OSError as error:  # the next read tells
+                if raised_by_the_program(error):
+                    raise  # what was read would be lost
+                return False
             payload = peer.incoming.whole(count, channel, tag, len(view))
             if payload is None:
                 peer.incoming.got(count)  # for the receive that is posted next
                 self._net.read_rest(peer.rank)
                 return False
             view[:] = payload
-            self.taken = id(view)
             peer.taken(len(view))
             if peer.outgoing.pending:
                 self._net.write(peer.rank)
                 self._tell()
+            self._place = peer.order
+            self.taken = id(view)
         except BaseException as error:
             self._in_doubt(error)
             raise

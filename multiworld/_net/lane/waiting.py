@@ -76,6 +76,7 @@ class Waiting:
         self._short: Short | None = None  # what the leader receives the short way
         self._posted: Receive | None = None  # that, once it was posted since another receive came after it
         self.taken = 0  # id of what the last message of a blocking receive was put into
+        self._place = 0  # of the last one that was taken the short way: see `Receive.place`
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
         # Released when it is over, or when its thread is to lead.
         self._followers: dict[Operation, list[threading.Lock]] = {}
@@ -232,9 +233,14 @@ class Waiting:
             False if there is none, or another thread reads, which calls `on_reads` afterwards.
         """
         piece = Piece()
-        begun = self._read_piece(piece)
-        if piece.left_to_thread:
-            self._start_thread()
+        try:
+            begun = self._read_piece(piece)
+            if piece.left_to_thread:
+                self._start_thread()
+        except BaseException:
+            if piece.left_to_thread:
+                self._end_thread()
+            raise
         return begun
 
     def _start_thread(self) -> None:
@@ -242,9 +248,6 @@ class Waiting:
             reading_threads.run(self._read_all)
         except RuntimeError:  # the process gets none
             self._read_all()
-        except BaseException:
-            self._end_thread()
-            raise
 
     def _read_all(self) -> None:
         try:
