@@ -2,8 +2,8 @@
 
 - Messages of one source, channel and tag are taken in the order in which they were sent.
 - A message goes to the receive that was posted first of all that fit it.
-- A receive of any source takes sources in turns: of those with a message, the one that was served longest
-  ago.
+- A receive of any source takes sources in turns: of those with a message, the one that such a receive of that
+  channel and tag took longest ago.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from multiworld._core.lane.operations import Arrival, Receive
 
 __all__ = ["Matching"]
+
+_TURNS = 1024  # channels and tags of which the turns are known: those that were in use last
 
 
 class Matching:
@@ -24,14 +26,17 @@ class Matching:
 
     def __init__(self) -> None:
         self._receives: dict[tuple[int, int], dict[int | None, deque[Receive]]] = {}
-        self._arrivals: dict[tuple[int, int], OrderedDict[int, deque[Arrival]]] = {}
+        self._arrivals: dict[tuple[int, int], dict[int, deque[Arrival]]] = {}
+        # When a receive of any source took each source: a number that grows.
+        self._served: OrderedDict[tuple[int, int], dict[int, int]] = OrderedDict()
+        self._number = 0
 
     def post(self, receive: Receive) -> Arrival | None:
         """Return the message for `receive`, which it then has; None: the receive waits."""
         key = receive.channel, receive.tag
         sources = self._arrivals.get(key)
         if sources is not None:
-            source = next(iter(sources)) if receive.source is None else receive.source
+            source = self._next(key, sources) if receive.source is None else receive.source
             queue = sources.get(source)
             if queue is not None:
                 arrival = queue.popleft()
@@ -39,8 +44,8 @@ class Matching:
                     del sources[source]
                     if not sources:
                         del self._arrivals[key]
-                elif receive.source is None:
-                    sources.move_to_end(source)
+                if receive.source is None:
+                    self._serve(key, source)
                 return arrival
         self._receives.setdefault(key, {}).setdefault(receive.source, deque()).append(receive)
         return None
@@ -58,8 +63,10 @@ class Matching:
             if waiting is not None:
                 receive = waiting.popleft()
                 self._tidy(key, receive.source)
+                if receive.source is None:
+                    self._serve(key, arrival.peer)
                 return receive
-        sources = self._arrivals.setdefault(key, OrderedDict())
+        sources = self._arrivals.setdefault(key, {})
         came = sources.setdefault(arrival.peer, deque())
         # Behind all that were sent before: one whose receive was cancelled comes back out of turn.
         at = len(came)
@@ -84,6 +91,8 @@ class Matching:
         for key in [key for key in self._arrivals if key[0] == channel]:
             for waiting in self._arrivals.pop(key).values():
                 dropped += waiting
+        for key in [key for key in self._served if key[0] == channel]:
+            del self._served[key]
         return dropped
 
     def has_come(self, channel: int) -> bool:
@@ -101,6 +110,7 @@ class Matching:
         left = [each for posted in self._receives.values() for waiting in posted.values() for each in waiting]
         self._receives.clear()
         self._arrivals.clear()
+        self._served.clear()
         return left
 
     @property
@@ -112,6 +122,17 @@ class Matching:
     def arrivals(self) -> int:
         """Number of messages without a receive."""
         return sum(len(waiting) for sources in self._arrivals.values() for waiting in sources.values())
+
+    def _next(self, key: tuple[int, int], sources: Iterable[int]) -> int:
+        served = self._served.get(key, {})
+        return min(sources, key=lambda source: served.get(source, 0))
+
+    def _serve(self, key: tuple[int, int], source: int) -> None:
+        self._number += 1
+        self._served.setdefault(key, {})[source] = self._number
+        self._served.move_to_end(key)
+        if len(self._served) > _TURNS:
+            self._served.popitem(last=False)
 
     def _tidy(self, key: tuple[int, int], source: int | None) -> None:
         posted = self._receives[key]

@@ -411,12 +411,20 @@ class Endpoint(Waiting):
                 short, self._short = self._short, None
                 self._posted = self._core.receive(*short)
                 self._wake_leader()
+            if source is None and self._leader is None:
+                self._read_all_ready()  # for the turns: of what is read one member may have sent all
             posted.append(self._core.receive(source, channel, tag, view, keep))
             self._net.write_all()
             self._tell()
         except BaseException as error:
             self._in_doubt(error)
             raise
+
+    def _read_all_ready(self) -> None:
+        for fd, events in self._net.poll.poll(0):
+            rank = self._net.ranks.get(fd)
+            if rank is not None:
+                self._go_on(rank, events)
 
     def _take(self, connection: Stream, peer: Peer, channel: int, tag: int, view: memoryview) -> bool:
         try:

@@ -701,3 +701,34 @@ def test_a_flush_is_over_once_the_control_frames_are_written():
     assert lane.flush(1) is None  # who waits for the send writes them
     assert len(outgoing.views()) == 3
     assert lane.flush(1) is None
+
+
+def test_any_source_takes_next_the_one_that_was_served_longest_ago():
+    """Also where the messages of one that was served had all been taken, and others of it came first."""
+    net = Network(3)
+    waited = net.receive(0, None, 1)
+    net.send(1, 0, b"a")
+    net.settle()
+    for sender in (1, 1, 2, 2):
+        net.send(sender, 0, b"a")
+        net.settle()
+    senders = [waited.sender, *(net.receive(0, None, 1).sender for _ in range(4))]
+    assert senders == [1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("forgets", ["drop", "many"])
+def test_turns_are_not_kept_for_ever(forgets):
+    net = Network(3)
+    matching = net.lanes[0]._state.matching
+    for tag in range(1 if forgets == "drop" else 2000):
+        net.send(1, 0, b"a", tag=tag)
+        net.settle()
+        net.receive(0, None, 1, tag=tag)
+    if forgets == "drop":
+        assert matching._served
+        net.lanes[0].drop(1)
+        assert matching._served
+        net.lanes[0].drop(0)
+        assert not matching._served
+    else:
+        assert len(matching._served) == 1024

@@ -180,6 +180,17 @@ def test_any_source(members):
             each.result(PATIENCE)
 
 
+def test_one_that_sends_on_and_on_keeps_no_other_from_its_turn(members):
+    ends = members(3)
+    flood = [ends[1].post_send(0, 0, 0, buffer(4)) for _ in range(500)]
+    assert ends[0].receive(None, 0, 0, buffer(4), soon()) == 1
+    ends[0].ready(1)
+    assert ends[0].has_come(0)
+    ends[2].send(0, 0, 0, buffer(4), soon())
+    assert ends[0].receive(None, 0, 0, buffer(4), soon()) == 2
+    assert not flood[-1].done
+
+
 @pytest.mark.parametrize("sizes", [(4, 5), (5, 4), (0, 4), (1 << 20, 4), (4, 1 << 20)])
 def test_sizes_that_differ(pair, sizes):
     sent, expected = sizes
