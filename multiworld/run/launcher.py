@@ -41,7 +41,7 @@ from multiworld.run.nodes.handlers import static_master, torch_handler
 from multiworld.run.nodes.interface import NodesSpec
 from multiworld.run.nodes.losses import ORPHANS_GRACE, Losses
 from multiworld.run.nodes.multi import MultiNode
-from multiworld.run.nodes.rendezvous import shut_down
+from multiworld.run.nodes.rendezvous import shut_down, stop_keeping_alive
 from multiworld.run.nodes.secure_rendezvous import secure_handler
 from multiworld.run.nodes.single import SingleNode
 from multiworld.run.nodes.world_store import WorldStore
@@ -269,6 +269,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     parts.callback(reaper.close)
     forks = _forks(run, parts)
     handler, address, port = _rendezvous(config, secured, parts)
+    parts.callback(stop_keeping_alive, handler)
     leave = parts.enter_context(ExitStack())
     shared = [field.name for field in dataclasses.fields(WorkerSpec) if hasattr(config, field.name)]
     asked: dict[str, Any] = {name: getattr(config, name) for name in shared}

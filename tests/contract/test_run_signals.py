@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -299,9 +300,30 @@ def test_a_signal_ends_a_function_that_has_returned_and_whose_thread_runs_on(tmp
         run.wait_told("returned")
         began = time.monotonic()
         run.signal(signal.SIGTERM)
-        assert run.ended() == 128 + signal.SIGTERM
+        assert run.ended() == 128 + signal.SIGTERM, run.report()
         assert time.monotonic() - began < 15
         assert run.leftovers() == []
+
+
+TELLS_ITS_THREADS = """
+import atexit, sys, threading
+names = lambda: sorted(each.name for each in threading.enumerate())
+atexit.register(lambda: print("left:", *names(), file=sys.stderr, flush=True))
+from multiworld.run.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_no_thread_is_left_in_torch_when_a_signal_has_ended_the_launcher(tmp_path):
+    """One that comes back from torch after the interpreter has ended ends the process by SIGABRT."""
+    command = [sys.executable, "-c", TELLS_ITS_THREADS, *three(), "{script}"]
+    with runkit.launched(tmp_path, PLAIN, command=command) as run:
+        run.wait_told("up", 3)
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 128 + signal.SIGTERM, run.report()
+        (line,) = re.findall("^left: .*$", run.text(), re.MULTILINE)
+        assert "MainThread" in line
+        assert "KeepAlive" not in line
 
 
 def test_the_guard_is_started_again_and_knows_all_workers(tmp_path):

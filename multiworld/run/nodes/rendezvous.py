@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from multiworld.run.nodes.rendezvous_store import RendezvousStore
     from multiworld.run.nodes.slots import Membership
 
-__all__ = ["Agreed", "BackgroundRendezvous", "shut_down"]
+__all__ = ["Agreed", "BackgroundRendezvous", "shut_down", "stop_keeping_alive"]
 
 _log = logger(__name__)
 
@@ -70,6 +71,22 @@ def shut_down(handler: RendezvousHandler, seconds: float = 5.0) -> bool:
     except Exception as error:  # noqa: BLE001  (torch's, etcd's: the run is over all the same)
         _log.debug("the rendezvous was not shut down: %s: %s", type(error).__name__, error)
         return False
+
+
+def stop_keeping_alive(handler: RendezvousHandler, seconds: float = 5.0) -> None:
+    """End torch's thread that keeps this node in the rendezvous; never raises.
+
+    It is in a call of its store now and then. Where that returned after the interpreter had ended, the
+    process would end by SIGABRT (see `multiworld.background_threads`).
+
+    Args:
+        handler: of the rendezvous.
+        seconds: to wait for it at most.
+    """
+    stop = getattr(handler, "_stop_heartbeats", None)  # of torch's dynamic rendezvous
+    if stop is not None:
+        with contextlib.suppress(Exception):  # the run is over all the same
+            BlockingCall(stop, name="m8d-nodes-keep-alive").wait(seconds)
 
 
 class BackgroundRendezvous:
