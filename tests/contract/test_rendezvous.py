@@ -148,9 +148,8 @@ def test_many_survivors_come_at_once(stores, request, monkeypatch):
         return there
 
     monkeypatch.setattr(record, "take_in", take)
-    monkeypatch.setattr(
-        module, "PARTING", PATIENCE
-    )  # else a busy machine's members leave their letters behind
+    # Else a busy machine's members leave their letters behind.
+    monkeypatch.setattr(module, "PARTING", PATIENCE)
     first = [way(stores(), each) for each in members]
     rosters = together(*((lambda one=one: join(one)) for one in first))
     assert {each.generation for each in rosters} == {1}
