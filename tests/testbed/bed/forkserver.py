@@ -106,13 +106,13 @@ def prepare(library: str) -> dict[str, Any]:
         raise BedError(
             f"torch cannot be imported: {exc}", rule=f"it can with {library or 'nothing'} preloaded"
         ) from exc
-    load_runtime()
     if library and not (dist.is_available() and dist.is_nccl_available()):
         raise BedError(
             f"torch {torch.__version__} has no NCCL",
             rule="the test bed is about ProcessGroupNCCL",
             next_step="Name an interpreter with an official CUDA build",
         )
+    load_runtime()
     threads = len([*Path("/proc/self/task").iterdir()])
     if threads > 1:
         raise BedError(
@@ -127,9 +127,9 @@ def load_runtime() -> None:
     """Import multiworld's modules, which each rank of a world would else do anew: 0.3 s of its processor time."""
     import multiworld
 
-    for module in pkgutil.walk_packages(multiworld.__path__, "multiworld."):
+    for module in pkgutil.walk_packages(multiworld.__path__, "multiworld.", onerror=lambda _: None):
         if not module.name.startswith(_NOT_LOADED):
-            with suppress(ImportError):  # of a package that this interpreter has not
+            with suppress(Exception):  # a rank that needs it says what it lacks
                 importlib.import_module(module.name)
 
 
