@@ -1,4 +1,4 @@
-"""`WorldUnblocked`: told of each kind of call that a lost member left blocked."""
+"""`WorldUnblocked`: told of methods and collectives that a lost member left blocked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from worldkit import HANG, PATIENCE, outcome
 
 import multiworld as mw
+from multiworld._core.operations.log import ENDED
 from multiworld.events import WorldUnblocked
 
 
@@ -25,10 +27,27 @@ def posted(w):
     w.all_reduce(torch.ones(3), async_op=True).wait()
 
 
+def _is_awaited(posted):
+    return callable(posted) and (operation := posted()) is not None and operation.has_caller
+
+
+def posted_for_two(w):
+    """Another thread gives up, which breaks the world."""
+    work = w.all_reduce(torch.ones(3), async_op=True)
+    waits = threading.Thread(target=lambda: outcome(work.wait))
+    waits.start()
+    while not any(_is_awaited(each[ENDED]) for each in w._gen.operations.log.entries):
+        time.sleep(0.01)
+    outcome(lambda: work.wait(timedelta(seconds=0.3)))
+    waits.join(PATIENCE)
+    w.barrier()
+
+
 CALLS = {
     "recv": lambda w: w.recv(torch.ones(3), 1),
     "all_reduce": lambda w: w.all_reduce(torch.ones(3)),
     "posted": posted,
+    "posted for two": posted_for_two,
     "selected": selected,
 }
 
@@ -68,7 +87,8 @@ def test_it_is_told_of_a_call_that_has_raised(cast, how, lane):
     for each in (waits, lost):
         each.expect("in")
     waits.expect("waits")
-    os.kill(lost.process.pid, signal.SIGKILL)
+    if how != "posted for two":
+        os.kill(lost.process.pid, signal.SIGKILL)
     over = waits.expect("over")
     assert "BrokenWorldException" in over.kinds
     assert (over.told, over.calls) == (True, [1]), over

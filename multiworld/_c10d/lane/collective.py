@@ -76,13 +76,13 @@ class Collective:
         error: why it failed; None if it did not.
         recorded: called once when it is over: ends the profiler's record.
         failed: called once with the error by the background thread, where no caller waits.
-        has_caller: whether a thread or a task waits for it.
     """
 
     __slots__ = (
-        "__weakref__", "_claim", "_deadline", "_kernel", "_last", "_memory", "_pending", "_scratch", "_sends",
-        "channel", "done", "endpoint", "entry", "error", "failed", "has_caller", "name", "outputs", "rank",
-        "ranks", "recorded", "size", "steps", "tag", "timeout",
+        "__weakref__", "_callers", "_claim", "_deadline", "_kernel", "_last", "_memory", "_pending",
+        "_scratch", "_sends",
+        "channel", "done", "endpoint", "entry", "error", "failed", "name", "outputs", "rank", "ranks",
+        "recorded", "size", "steps", "tag", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +110,8 @@ class Collective:
         self.steps: Steps[Tensor] = _none()
         self._last: list[Callable[[], None]] = []
         self.failed: Callable[[Exception], None] | None = None
-        self.done = self.has_caller = False
+        self.done = False
+        self._callers = 0  # threads and tasks that wait for it
         self.error: Exception | None = None
         self.recorded: Callable[[], None] | None = None
         self._kernel = kernel
@@ -121,6 +122,11 @@ class Collective:
         self._claim = threading.Lock()  # held by who drives
         self.entry = entry
         self._deadline = time.monotonic() + timeout
+
+    @property
+    def has_caller(self) -> bool:
+        """Whether a thread or a task waits for it."""
+        return self._callers > 0
 
     # -- the line --------------------------------------------------------------------------------------------
 
@@ -187,17 +193,22 @@ class Collective:
             return
         self.endpoint.require_own()
         deadline = time.monotonic() + timeout if timeout else self._deadline
+        self._callers += 1
+        try:
+            self._wait(deadline, timeout or self.timeout)
+        finally:
+            self._callers -= 1
+
+    def _wait(self, deadline: float, seconds: float) -> None:
         claim = self._claim
-        self.has_caller = True
         if not claim.acquire(blocking=False) and not claim.acquire(timeout=seconds_until(deadline)):
-            self.has_caller = False
             if self.done:  # just now
                 return
-            raise LateError(*self._late(timeout or self.timeout).args)
+            raise LateError(*self._late(seconds).args)
         interrupted = True
         try:
             if not self.done:
-                self._drive(deadline, timeout or self.timeout)
+                self._drive(deadline, seconds)
             interrupted = False
         except Exception as error:
             if isinstance(error, NoDescriptorError) or raised_by_the_program(error):
@@ -245,7 +256,7 @@ class Collective:
         Cancelled, it goes on in the background.
         """
         self._claim.acquire()
-        self.has_caller = True
+        self._callers += 1
         try:
             await self._drive_awaited(watch)
         except Exception as error:
@@ -256,13 +267,14 @@ class Collective:
         except BaseException:
             self._release(interrupted=True)
             raise
+        finally:
+            self._callers -= 1
         self._release(interrupted=False)
 
     def _release(self, *, interrupted: bool) -> None:
         """Let others drive; if this one was interrupted the background thread does."""
         if interrupted and not self.done and inspect.getgeneratorstate(self.steps) == inspect.GEN_CLOSED:
             self._abort()
-        self.has_caller = False
         self._claim.release()
         if interrupted and not self.done:
             background.take_on(self.endpoint, self)
