@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 
 from multiworld.logs.aside import divert, hand_over
 from multiworld.logs.limit import RateLimit
@@ -58,6 +59,10 @@ def _here(record: logging.LogRecord) -> bool:
     return not divert(record)
 
 
+def _hand_over(found: logging.Logger, record: logging.LogRecord) -> None:
+    hand_over(record, partial(type(found).callHandlers, found))
+
+
 def logger(name: str) -> logging.Logger:
     """Return the logger `name` of the standard library, with its lines limited.
 
@@ -66,8 +71,8 @@ def logger(name: str) -> logging.Logger:
     """
     found = logging.getLogger(name)
     if "callHandlers" not in vars(found):
-        handlers = found.callHandlers
-        found.callHandlers = lambda record: hand_over(record, handlers)  # type: ignore[method-assign]
+        # The class's method is looked up each time: tools replace it there, to see all lines.
+        found.callHandlers = partial(_hand_over, found)  # type: ignore[method-assign]
     found.addFilter(_LIMITED)
     found.addFilter(_here)
     return found

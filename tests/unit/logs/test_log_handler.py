@@ -63,6 +63,14 @@ def _refuse(_):
     raise RuntimeError("can't start new thread")
 
 
+def test_tools_that_see_all_lines_of_a_program_see_these(monkeypatch):
+    """They replace a method of logging's class, also after the logger was made."""
+    log, seen = logger("multiworld.test.seen"), []
+    monkeypatch.setattr(logging.Logger, "callHandlers", lambda _, record: seen.append(record.getMessage()))
+    log.warning("line")
+    assert seen == ["line"]
+
+
 def test_text_is_one_line_also_of_a_traceback(root):
     stream = io.StringIO()
     end = multiworld.log_worlds("ERROR", stream=stream)
