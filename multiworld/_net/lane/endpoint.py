@@ -411,7 +411,7 @@ class Endpoint(Waiting):
                 short, self._short = self._short, None
                 self._posted = self._core.receive(*short)
                 self._wake_leader()
-            if source is None and self._leader is None:
+            if source is None:
                 self._read_all_ready()  # for the turns: of what is read one member may have sent all
             posted.append(self._core.receive(source, channel, tag, view, keep))
             self._net.write_all()
@@ -421,6 +421,11 @@ class Endpoint(Waiting):
             raise
 
     def _read_all_ready(self) -> None:
+        if self._leader is not None:  # it may be with the poll
+            for each in tuple(self._net.sockets):
+                if each in self._net.sockets:
+                    self._net.read(each)
+            return
         for fd, events in self._net.poll.poll(0):
             rank = self._net.ranks.get(fd)
             if rank is not None:

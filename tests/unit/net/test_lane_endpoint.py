@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import os
 import select
 import signal
 import socket
@@ -180,14 +181,19 @@ def test_any_source(members):
             each.result(PATIENCE)
 
 
-def test_one_that_sends_on_and_on_keeps_no_other_from_its_turn(members):
+@pytest.mark.parametrize("led", [False, True], ids=["alone", "another thread leads"])
+def test_one_that_sends_on_and_on_keeps_no_other_from_its_turn(members, led):
     ends = members(3)
     flood = [ends[1].post_send(0, 0, 0, buffer(4)) for _ in range(500)]
     assert ends[0].receive(None, 0, 0, buffer(4), soon()) == 1
     ends[0].ready(1)
     assert ends[0].has_come(0)
     ends[2].send(0, 0, 0, buffer(4), soon())
+    leader = os.eventfd(0)
+    ends[0]._leader = leader if led else None  # it reads nothing, as one that has to wait for the GIL
     assert ends[0].receive(None, 0, 0, buffer(4), soon()) == 2
+    ends[0]._leader = None
+    os.close(leader)
     assert not flood[-1].done
 
 
