@@ -46,10 +46,11 @@ _TURNS = 8
 """Members that end one after the other; the others among them."""
 
 _IN_TORCH = (
-    "m8d-abort", "m8d-advance", "m8d-close", "m8d-connect", "m8d-destroy", "m8d-free", "m8d-lane", "m8d-mesh",
-    _CONNECTING, "m8d-read", "m8d-release", "m8d-waiter",
+    "m8d-abort", "m8d-advance", "m8d-close", "m8d-connect", "m8d-destroy", "m8d-free", "m8d-join", "m8d-lane",
+    "m8d-mesh", _CONNECTING, "m8d-read", "m8d-release", "m8d-rendezvous", "m8d-waiter",
 )  # fmt: skip
-"""What the names of threads that call torch begin with, and that end when the last world is closed."""
+"""What the names of threads that call torch begin with, its stores too, and that end when the last world is
+closed and the last join given up."""
 
 _POOLS = (
     ("multiworld._c10d.waiter_pool", "pool"),

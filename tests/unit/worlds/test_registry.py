@@ -125,7 +125,8 @@ def test_a_forked_child_has_been_in_no_generation(monkeypatch):
     assert registry.worlds() == {}
 
 
-def test_the_end_waits_for_threads_that_are_in_torch():
+@pytest.mark.parametrize("name", ["m8d-destroy", "m8d-rendezvous", "m8d-join-w"])
+def test_the_end_waits_for_threads_that_are_in_torch(name):
     """Python would end them in C++, and the process with them; how long they may take is bounded."""
     registry, bell, done = holding(FakeWorld()), threading.Event(), []
 
@@ -133,7 +134,7 @@ def test_the_end_waits_for_threads_that_are_in_torch():
         bell.wait(30)
         done.append(True)
 
-    threading.Thread(target=work, name="m8d-destroy", daemon=True).start()
+    threading.Thread(target=work, name=name, daemon=True).start()
     threading.Timer(0.3, bell.set).start()
     began = time.monotonic()
     registry.close_all()
