@@ -279,10 +279,15 @@ class Registry:
             self._closables.add(what)
 
     def hook(self) -> None:
-        """Have worlds closed, and this package's threads ended, when the program ends."""
+        """Have worlds closed, and this package's threads ended, when the program ends.
+
+        Where it ends already, no world is joined any more: its threads would come back from torch while the
+        interpreter ends, which ends the process by SIGABRT.
+        """
         if not self._hooked:
             self._hooked = True
-            _before_threads_are_joined(self.close_all)
+            if not _before_threads_are_joined(self.close_all):
+                self._ending = True
             if not self._fork_hooked:
                 self._fork_hooked = True
                 os.register_at_fork(after_in_child=self._forked)
@@ -352,15 +357,17 @@ def _never() -> bool:
     return False
 
 
-def _before_threads_are_joined(fn: Callable[[], Any]) -> None:
+def _before_threads_are_joined(fn: Callable[[], Any]) -> bool:
+    """Have a function called when the program ends; return False where it ends already."""
     # A user's thread that is blocked in a receive would keep the interpreter waiting for it, before any
     # atexit function runs; this hook (the one concurrent.futures uses) runs earlier. Where it is missing,
     # atexit must do.
     register: Callable[[Callable[[], Any]], Any] = getattr(threading, "_register_atexit", atexit.register)
     try:
         register(fn)
-    except RuntimeError:  # the interpreter is already ending
-        _log.debug("joined while the interpreter ends: worlds are not closed for it")
+    except RuntimeError:
+        return False
+    return True
 
 
 registry = Registry()

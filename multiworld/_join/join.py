@@ -381,6 +381,7 @@ def _join_once(
     with contextlib.ExitStack() as kept:
         # First, and so done last: wherever an interrupt comes, the name is free then.
         kept.callback(joined.end)
+        registry.hook()  # before the first thread that asks a store
         old = registry.reserve(plan.name, world, joined)
         if world is not None:
             kept.callback(world._join_ended)  # noqa: SLF001  (joins make worlds)

@@ -185,6 +185,20 @@ def test_a_system_that_does_not_tell_its_load_is_taken_for_a_quiet_one(monkeypat
     assert background_threads._turn(["m8d-nccl-connect-1"]) == background_threads._APART
 
 
+def test_no_world_is_joined_once_the_interpreter_ends(monkeypatch):
+    """Nothing would end the join's threads, which come back from torch in the middle of that end."""
+
+    def refused(_):
+        raise RuntimeError("can't register atexit after shutdown")
+
+    monkeypatch.setattr(threading, "_register_atexit", refused)
+    registry = Registry()
+    registry.hook()
+    assert registry.ending
+    with pytest.raises(InvalidJoinError, match="while the program ends"):
+        registry.reserve("w")
+
+
 def test_names_that_are_not_used_any_more_are_forgotten_in_the_end(monkeypatch):
     monkeypatch.setattr("multiworld.registry.NAMES", 3)
     registry, live = Registry(), FakeWorld()
