@@ -322,8 +322,10 @@ class Registry:
             closer.join(max(0.0, deadline - time.monotonic()))
         left = [closer for closer in closers if closer.is_alive()]
         if ending:
-            while self._joining and time.monotonic() < deadline:
-                time.sleep(0.002)  # given up, they tell the other members, by way of the watchdog too
+            # Given up, they tell the other members, by way of the watchdog too. A daemon thread that is loading
+            # modules as the interpreter ends may hold a lock for good that the end needs, logging's for one.
+            while self._joining and time.monotonic() < deadline + background_threads.GRACE:
+                time.sleep(0.002)
             if self._watchdog is not None:
                 self._watchdog.stop(deadline)
             background_threads.end(deadline)

@@ -371,9 +371,6 @@ def _join_once(
     plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float, tries: _Tries
 ) -> World:
     """Join, or join again: one try."""
-    from multiworld._generation import generation  # noqa: PLC0415  (it loads torch)
-    from multiworld._join import steps  # noqa: PLC0415
-
     if cancelled():
         raise JoinAbandonedError(plan.name, f"{plan.who} of world {plan.name!r} gave up")
     machine = StateMachine(plan.name, plan.rank)
@@ -383,6 +380,10 @@ def _join_once(
         kept.callback(joined.end)
         registry.hook()  # before the first thread that asks a store
         old = registry.reserve(plan.name, world, joined)
+        # Now, so that the program's end waits for it: this loads torch.
+        from multiworld._generation import generation  # noqa: PLC0415
+        from multiworld._join import steps  # noqa: PLC0415
+
         if world is not None:
             kept.callback(world._join_ended)  # noqa: SLF001  (joins make worlds)
             world._join_began(machine)  # noqa: SLF001

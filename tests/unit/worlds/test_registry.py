@@ -185,6 +185,15 @@ def test_a_system_that_does_not_tell_its_load_is_taken_for_a_quiet_one(monkeypat
     assert background_threads._turn(["m8d-nccl-connect-1"]) == background_threads._APART
 
 
+def test_the_end_waits_for_a_join_that_is_slow_to_give_up():
+    """It may be loading modules: ended in the middle of that, it would hold locks that the end needs."""
+    registry, join = Registry(), object()
+    registry.reserve("w", join=join)
+    threading.Timer(0.3, registry.settle, ("w", None), {"join": join}).start()
+    registry.close_all(timeout=0.05)
+    assert registry.joining() == ()
+
+
 def test_no_world_is_joined_once_the_interpreter_ends(monkeypatch):
     """Nothing would end the join's threads, which come back from torch in the middle of that end."""
 
