@@ -134,7 +134,7 @@ class Endpoint(Waiting):
                 self.taken = id(view)
                 return receive.sender
         except BaseException:
-            if source is not None and self.taken == id(view):
+            if source is not None and not posted and self.taken == id(view):  # the short way
                 posted.append(self._as_posted(source, channel, tag, view, keep))
                 self.taken = 0
             for each in posted:
