@@ -116,9 +116,9 @@ def __getattr__(name: str) -> object:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  (nothing is imported before a name is asked for)
+    from multiworld.loading import load  # noqa: PLC0415  (nothing is imported before a name is asked for)
 
-    return getattr(import_module(module), name)
+    return getattr(load(module), name)
 
 
 def __dir__() -> list[str]:

@@ -1,21 +1,37 @@
-"""Whether an exception ends this program: asked when it is ending, of what the interpreter remembers.
+"""The program's end: functions that are called then, and whether an exception ends it.
 
-Nothing is hooked, so a program's own `sys.excepthook` is left alone. What `sys.exit` was called with is not
-remembered: a program that ends that way leaves its worlds in good order, whatever its status. Only
-`multiprocessing` remembers the exit status of a child.
+Whether one does is asked at the end, of what the interpreter remembers: `sys.excepthook` is the program's
+own. What `sys.exit` was called with is not remembered: a program that ends that way leaves its worlds in
+good order, whatever its status. Only `multiprocessing` remembers the exit status of a child.
 """
 
 from __future__ import annotations
 
+import atexit
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["failure", "name_of"]
+__all__ = ["before_threads_are_joined", "failure", "name_of"]
 
 _LONGEST = 200  # characters of a type's name
+
+
+def before_threads_are_joined(fn: Callable[[], Any]) -> bool:
+    """Have a function called when the program ends, the last one first; False where it ends already."""
+    # A user's thread that is blocked in a receive would keep the interpreter waiting for it, before any
+    # atexit function runs; this hook (the one concurrent.futures uses) runs earlier. Where it is missing,
+    # atexit must do.
+    register: Callable[[Callable[[], Any]], Any] = getattr(threading, "_register_atexit", atexit.register)
+    try:
+        register(fn)
+    except RuntimeError:
+        return False
+    return True
 
 
 def failure() -> str | None:

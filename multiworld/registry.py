@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from multiworld import background_threads
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
-from multiworld.exiting import failure
+from multiworld.exiting import before_threads_are_joined, failure
 from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
@@ -286,7 +285,7 @@ class Registry:
         """
         if not self._hooked:
             self._hooked = True
-            if not _before_threads_are_joined(self.close_all):
+            if not before_threads_are_joined(self.close_all):
                 self._ending = True
             if not self._fork_hooked:
                 self._fork_hooked = True
@@ -357,19 +356,6 @@ class Registry:
 
 def _never() -> bool:
     return False
-
-
-def _before_threads_are_joined(fn: Callable[[], Any]) -> bool:
-    """Have a function called when the program ends; return False where it ends already."""
-    # A user's thread that is blocked in a receive would keep the interpreter waiting for it, before any
-    # atexit function runs; this hook (the one concurrent.futures uses) runs earlier. Where it is missing,
-    # atexit must do.
-    register: Callable[[Callable[[], Any]], Any] = getattr(threading, "_register_atexit", atexit.register)
-    try:
-        register(fn)
-    except RuntimeError:
-        return False
-    return True
 
 
 registry = Registry()

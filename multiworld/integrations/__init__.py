@@ -18,9 +18,9 @@ def __getattr__(name: str) -> object:
     """Load a public name from the module that defines it (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from multiworld.integrations.custom_group import init_custom_process_group  # noqa: PLC0415  (it loads torch)
+    from multiworld.loading import load  # noqa: PLC0415  (nothing is imported before a name is asked for)
 
-    return init_custom_process_group
+    return getattr(load("multiworld.integrations.custom_group"), name)
 
 
 def __dir__() -> list[str]:

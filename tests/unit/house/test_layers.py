@@ -41,6 +41,7 @@ LAYERS = (
         "registry",
         "background_threads",
         "exiting",
+        "loading",
         "reentry",
         "launched",
         "notices",
