@@ -262,6 +262,26 @@ def test_a_newcomer_waits_little_for_an_address_where_no_process_answers(cast, a
     assert second_look > 0.4, "it may be the newest server"
 
 
+@pytest.mark.parametrize("noticed", [False, True], ids=["at-once", "noticed"])
+def test_a_client_of_its_own_is_one_of_the_server_that_follows(cast, noticed):
+    """NCCL is given one while it connects a group."""
+    where = two_ports()
+    first, second = two_keepers(cast, where)
+    handle = open_store(where, world="none", serve=False, deadline=time.monotonic() + SOON)
+    first.kill()
+    if noticed:
+        moves(second, 0)
+        with handle._shared._lock:
+            handle._shared._lose()
+    own = handle.fresh()
+    own.set("a", b"b")
+    assert own.get("a") == b"b"
+    assert handle.store.get("a") == b"b"
+    second.say("?")
+    assert second.expect("store").serves
+    handle.close()
+
+
 def test_a_member_leaves_also_while_its_store_stands_still(cast):
     """It asks once, and the store hears of it when another process serves."""
     where = two_ports()

@@ -24,7 +24,7 @@ from multiworld._net.stores.address import list_text
 from multiworld._net.stores.looking import BUSY, LOOK, PROCESS, STATE, Addresses
 from multiworld._net.stores.moving_store import PATIENCE, MovingStore
 from multiworld._net.stores.servers import serve_as
-from multiworld._net.stores.shared import ANSWER, Shared, StoreHandle, registry
+from multiworld._net.stores.shared import ANSWER, FRESH, Shared, StoreHandle, registry
 from multiworld._net.stores.tcp_client import TcpClient
 from multiworld.errors import StoreUnreachableError
 from multiworld.logs.source import logger
@@ -219,6 +219,16 @@ class ListedServer(Shared):
                 self._keeper = threading.Thread(target=self._keep, daemon=True, name="m8d-store")
                 self._keeper.start()
 
+    def _connected(self) -> Any:
+        """Return a torch client of the server that answers now.
+
+        Raises:
+            TimeoutError: none does within `FRESH`.
+        """
+        until = time.monotonic() + FRESH
+        client, _ = self.current(self._silent(), deadline=until, cancelled=self._ended.is_set)
+        return self._beside(client)
+
     # -- for the registry ------------------------------------------------------------------------------------
 
     def alive(self) -> bool:
@@ -252,6 +262,7 @@ class ListedServer(Shared):
         if self.client is not None:
             self.client.close()
             self.client = self._now = None
+            self._spare.clear()
             self._searching_since = None
 
     def _end_server(self) -> None:

@@ -187,13 +187,17 @@ class Shared:
         if self.key is not None:
             self._spare += [each for each in clients if isinstance(each, (dist.TCPStore, TcpStore))]
 
+    def _beside(self, client: TcpClient) -> Any:
+        """Return a torch client of the server that `client` is connected to."""
+        host, port = client.remote[:2]
+        if self.credentials is not None:
+            return _over_tls(self.credentials, host, port)
+        wait = dt.timedelta(seconds=FRESH)
+        return dist.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
+
     def _connected(self) -> Any:
         if self.client is not None:
-            host, port = self.client.remote[:2]
-            if self.credentials is not None:
-                return _over_tls(self.credentials, host, port)
-            wait = dt.timedelta(seconds=FRESH)
-            return dist.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
+            return self._beside(self.client)
         if isinstance(self.store, dist.TCPStore):
             wait = self.store.timeout
             return dist.TCPStore(self.store.host, self.store.port, timeout=wait, wait_for_workers=False)
