@@ -42,7 +42,7 @@ class Compiled:
 
     Attributes:
         job: what it was made from.
-        path: the object, in the cache; not to be changed.
+        path: the object, in the folder of this build: others may replace what the cache has under its key.
         cached: whether it was there already.
         seconds: how long the compiler took (0 if cached).
     """
@@ -161,8 +161,9 @@ def compile_all(
 def _compile(
     job: CompileJob, key: str, layout: Layout, compiler: str, store: Path, log: Path, stop: threading.Event
 ) -> Compiled:
+    made = layout.work / job.name
     with tempfile.TemporaryDirectory(prefix="m8d-obj-", dir=layout.work) as folder:
-        made, deps = Path(folder, "unit.o"), Path(folder, "unit.d")
+        deps = Path(folder, "unit.d")
         unit_log = log.with_name(f"{log.stem}-{Path(job.unit).stem}{log.suffix}")
         finished = proc.run(
             [compiler, *job.flags, "-MD", "-MF", deps, "-c", job.source, "-o", made],
@@ -185,7 +186,7 @@ def _compile(
             said.write_text(json.dumps({**manifest, "object": file_sha256(kept)}, indent=1))
             kept.replace(target)
             said.replace(target.with_suffix(".json"))  # last: an object without its manifest is not one
-    return Compiled(job, target, cached=False, seconds=finished.seconds)
+    return Compiled(job, made, cached=False, seconds=finished.seconds)
 
 
 def _key(job: CompileJob, identity: str, toolbox_identity: str, staged: Sequence[str]) -> str:
@@ -195,10 +196,11 @@ def _key(job: CompileJob, identity: str, toolbox_identity: str, staged: Sequence
 
 
 def _lookup(store: Path, key: str, job: CompileJob, layout: Layout) -> Path | None:
-    """Return the object if it is whole and nothing it was made from has changed."""
-    made, manifest = store / f"{key}.o", store / f"{key}.json"
+    """Return a copy of the object if it is whole and nothing it was made from has changed."""
+    made, manifest = layout.work / job.name, store / f"{key}.json"
     try:
         data = json.loads(manifest.read_text())
+        shutil.copyfile(store / f"{key}.o", made)
         if data["schema"] != CACHE_SCHEMA or file_sha256(made) != data["object"]:
             return None
         own = _name(job.source, layout)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -31,6 +32,13 @@ def make_layout(folder: Path) -> Layout:
     (made.source / "late.h").write_text("#define LATE 2\n")
     (made.stage / "other.cpp").write_text("int other() { return 3; }\n")
     return made
+
+
+def in_cache(layout: Layout, suffix: str, *, unit: str) -> Path:
+    """Return the cache's object (".o") or manifest (".json") of a unit."""
+    objects = layout.work.parent / "cache" / "objects"
+    (manifest,) = (m for m in objects.glob("*.json") if json.loads(m.read_text())["unit"] == unit)
+    return manifest.with_suffix(suffix)
 
 
 def build(
@@ -99,6 +107,22 @@ def test_a_patched_header_that_hides_one_of_the_toolbox_makes_its_unit_anew(layo
     assert again().path.read_bytes() != before
 
 
+def test_another_build_that_shares_the_cache_does_not_replace_the_objects_of_this_one(layout: Layout) -> None:
+    """The keys have the names of headers, not what is in them: both builds' objects have the same."""
+    folder = layout.work.parent
+    other = Layout(folder / "other" / "stage", layout.source, folder / "other-work")
+    shutil.copytree(layout.stage, other.stage)
+    other.work.mkdir()
+    (other.stage / "own.h").write_text("#define OWN 7\n")
+    for _ in ("compiled", "from the cache"):
+        own = build(layout)["unit.cpp"]
+        before = own.path.read_bytes()
+        assert build(other)["unit.cpp"].path.read_bytes() != before
+        assert own.path.read_bytes() == before
+        build(layout)
+    assert build(layout)["unit.cpp"].cached
+
+
 @pytest.mark.parametrize(
     "name", ["c#", "d$$1", "e f", "g:h", pytest.param(os.fsdecode(b"i\xff"), id="not UTF-8")]
 )
@@ -113,8 +137,8 @@ def test_folders_with_names_that_make_would_read_otherwise(tmp_path: Path, name:
 
 
 def test_a_manifest_that_does_not_name_the_units_own_source_is_not_used(layout: Layout) -> None:
-    for made in build(layout).values():
-        manifest = made.path.with_suffix(".json")
+    for unit in build(layout):
+        manifest = in_cache(layout, ".json", unit=unit)
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": {}}))
     assert not any(c.cached for c in build(layout).values())
 
@@ -138,15 +162,15 @@ def test_headers_that_only_the_users_environment_names_are_not_used(layout: Layo
 
 
 def test_a_damaged_object_or_manifest_is_not_used(layout: Layout) -> None:
-    first = build(layout)
-    first["unit.cpp"].path.write_bytes(b"not an object")
-    first["other.cpp"].path.with_suffix(".json").write_text("{")
+    build(layout)
+    in_cache(layout, ".o", unit="unit.cpp").write_bytes(b"not an object")
+    in_cache(layout, ".json", unit="other.cpp").write_text("{")
     assert not any(c.cached for c in build(layout).values())
 
 
 def test_the_manifest_names_what_was_read_by_place_and_digest(layout: Layout) -> None:
-    made = build(layout, units=("unit.cpp",))["unit.cpp"]
-    files = json.loads(made.path.with_suffix(".json").read_text())["files"]
+    build(layout, units=("unit.cpp",))
+    files = json.loads(in_cache(layout, ".json", unit="unit.cpp").read_text())["files"]
     assert set(files) == {"stage:unit.cpp", "stage:own.h", "source:late.h"}
 
 
