@@ -38,7 +38,7 @@ class Toolbox:
     Attributes:
         torch_include: the official wheel's ``torch/include``.
         system_includes: include folders of the other packages, in the order of the command line.
-        identity: digest of every wheel this came from; part of each object's cache key.
+        identity: digest of all these headers; part of each object's cache key.
     """
 
     torch_include: Path
@@ -83,13 +83,16 @@ def prepare_headers(torch_wheel: Path, package_wheels: Mapping[str, Path], cache
         DiskFull: no room.
     """
     # By what the headers are, not by the wheel: those for several Pythons have the same, and share their
-    # objects.
-    own = _headers_digest(torch_wheel)
+    # objects. Nor by its name, which another file may have had before.
+    own = _headers_digest(torch_wheel, _is_torch_header)
     torch_root = cache / "headers" / f"torch-{own[:16]}"
-    _once(torch_root, lambda into: extract(torch_wheel, into, lambda name: name.startswith(TORCH_INCLUDE)))
+    _once(torch_root, lambda into: extract(torch_wheel, into, _is_torch_header))
     includes: list[Path] = []
+    packages = []
     for requirement, wheel in package_wheels.items():
-        root = cache / "headers" / wheel.stem
+        digest = _headers_digest(wheel, _is_header)
+        packages.append(f"{wheel.name} {digest}")
+        root = cache / "headers" / f"{wheel.stem}-{digest[:16]}"
         _once(root, lambda into, wheel=wheel: extract(wheel, into, _is_header))  # type: ignore[misc]
         found = sorted(
             path for path in root.rglob("include") if path.is_dir() and "include" not in path.parent.parts
@@ -101,7 +104,7 @@ def prepare_headers(torch_wheel: Path, package_wheels: Mapping[str, Path], cache
                 next_step="Correct build_packages or pinned_packages of this target",
             )
         includes += found
-    identity = sha256("\n".join([own, *sorted(w.name for w in package_wheels.values())]).encode())
+    identity = sha256("\n".join([own, *sorted(packages)]).encode())
     return Toolbox(torch_root / "torch" / "include", tuple(includes), identity.hexdigest())
 
 
@@ -182,15 +185,15 @@ def extract(wheel: Path, into: Path, wanted: Callable[[str], bool], *, jobs: int
     return len(chosen)
 
 
-def _headers_digest(torch_wheel: Path) -> str:
+def _headers_digest(wheel: Path, wanted: Callable[[str], bool]) -> str:
     """Digest names, sizes and CRCs of a wheel's headers, from its directory alone."""
-    with _opened(torch_wheel) as archive:
-        entries = [
-            f"{m.filename} {m.file_size} {m.CRC}"
-            for m in archive.infolist()
-            if m.filename.startswith(TORCH_INCLUDE)
-        ]
+    with _opened(wheel) as archive:
+        entries = [f"{m.filename} {m.file_size} {m.CRC}" for m in archive.infolist() if wanted(m.filename)]
     return sha256("\n".join(sorted(entries)).encode()).hexdigest()
+
+
+def _is_torch_header(name: str) -> bool:
+    return name.startswith(TORCH_INCLUDE)
 
 
 def _is_header(name: str) -> bool:

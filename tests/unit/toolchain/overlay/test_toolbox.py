@@ -79,6 +79,16 @@ def test_other_headers_have_another_identity_and_another_wheel_with_the_same_one
     assert (other.torch_include / "a.h").read_text() == "torch A"
 
 
+def test_a_packages_wheel_that_was_replaced_by_another_has_its_own_headers(
+    tmp_path: Path, torch: Path, cuda: Path
+) -> None:
+    before = prepare_headers(torch, {"x==1": cuda}, tmp_path / "cache")
+    wheel(cuda, {"nvidia/cuda_runtime/include/cuda.h": "CUDA"})
+    after = prepare_headers(torch, {"x==1": cuda}, tmp_path / "cache")
+    assert (after.system_includes[0] / "cuda.h").read_text() == "CUDA"
+    assert after.identity != before.identity
+
+
 def test_a_package_without_headers_is_named(tmp_path: Path, torch: Path) -> None:
     bare = wheel(tmp_path / "bare-1-py3-none-any.whl", {"bare/__init__.py": ""})
     with pytest.raises(PrerequisiteMissing, match="bare==1"):
