@@ -187,7 +187,8 @@ class WheelFile:
             target: what it should be.
             python_tag: the interpreter ("cp311").
             sha256: of the file, where the caller has computed it; read from the file otherwise.
-            allow_unverified: accept a wheel whose SHA-256 is not recorded; everything else is still checked.
+            allow_unverified: accept a wheel whose SHA-256 is not recorded; everything else is still checked,
+                and each entry is compared with RECORD.
 
         Returns:
             Whether it is a file that was recorded.
@@ -196,7 +197,7 @@ class WheelFile:
             WheelAlreadyPatched: it carries our marker.
             WheelMismatch: it is of another project, version, Python, platform, CUDA or commit, or not the
                 file that was recorded.
-            WheelInvalid: torch/version.py cannot be read.
+            WheelInvalid: torch/version.py cannot be read, or a wheel that was not recorded is damaged.
         """
         self.require_unpatched()
         if self.name != "torch":
@@ -217,14 +218,18 @@ class WheelFile:
             raise self._mismatch("git_version", inside.git_version, target.commit)
         found = sha256 or file_sha256(self.path)
         known = {w.sha256: w.filename for w in target.wheels}
-        if found not in known and not allow_unverified:
+        if found in known:
+            return True
+        if not allow_unverified:
             listed = ", ".join(f"{digest} ({name})" for digest, name in known.items()) or "none"
             raise WheelMismatch(
                 f"{self.path.name} has the SHA-256 {found}",
                 rule=f"the official wheels recorded for torch {target.version} are {listed}",
                 next_step="Give one of these, or pass --allow-unverified if you trust this file",
             )
-        return found in known
+        # Entries that are not changed are copied unread: the damage would be in the patched wheel, too.
+        self.verify_record(deep=True)
+        return False
 
     def _mismatch(self, what: str, found: str, wanted: str) -> WheelMismatch:
         return WheelMismatch(

@@ -220,6 +220,15 @@ def test_an_unrecorded_wheel_passes_only_when_allowed(tmp_path):
     open_wheel(other).check_against(target_of(path), "cp311", allow_unverified=True)
 
 
+def test_an_unrecorded_wheel_that_is_damaged_is_refused_also_when_allowed(tmp_path):
+    path = write_wheel(tmp_path)
+    recorded = target_of(path)
+    damage(path, "torch/__init__.py", "deflate")
+    wheel = open_wheel(path)
+    with pytest.raises(WheelInvalid, match=r"torch/__init__\.py"):
+        wheel.check_against(recorded, "cp311", allow_unverified=True)
+
+
 def test_a_given_digest_is_believed_instead_of_read(tmp_path):
     path = write_wheel(tmp_path)
     with pytest.raises(WheelMismatch, match="0000"):
