@@ -241,6 +241,28 @@ def test_ctrl_c_at_any_step_leaves_nothing_half_made_and_the_next_run_finishes(
     assert built.path.exists()
 
 
+class Pruning(Silent):
+    """A reporter that prunes the cache when the objects are there."""
+
+    def __init__(self, cache: Path) -> None:
+        super().__init__()
+        self.cache, self.codes = cache, list[int]()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        if name == Step.LINK.title:
+            self.codes.append(main(["--cache", str(self.cache), "cache", "--prune", "--days", "0"]))
+        yield
+
+
+def test_the_cache_is_not_pruned_while_a_build_works_with_it(toy: Toy, tmp_path: Path) -> None:
+    settings = Settings.load(cache=tmp_path / "cache", patches=toy.patches, out=tmp_path / "out", jobs=2)
+    reporter = Pruning(settings.cache)
+    assert build_overlay(request_of(toy), settings, reporter).path.exists()
+    assert reporter.codes == [errors.BuildBusy.exit_code]
+    assert list((settings.cache / "objects").iterdir())
+
+
 def test_ctrl_c_on_the_command_line_has_its_own_exit_code(
     toy: Toy, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from m8d_build.environments.download import get_wheel, official_request
 from m8d_build.environments.venvs import Environment, Environments, Recipe, pip_check
 from m8d_build.errors import OutputUnwritable
 from m8d_build.files.blobs import file_sha256
+from m8d_build.files.lock import using
 from m8d_build.overlay.compile import compiler_identity
 from m8d_build.targets import load_targets
 from multiworld.errors import ProvenanceError
@@ -107,6 +108,7 @@ def check_wheel(
     compiler_identity(settings.compiler)
     environments = Environments(settings.cache / "envs")
     with ExitStack() as stack:
+        stack.enter_context(using(settings.cache))
         with report.step(STEP_VERIFY):
             provenance = _provenance_result(subject)
         with report.step(STEP_STOCK):

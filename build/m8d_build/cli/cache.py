@@ -10,7 +10,7 @@ from rich.table import Table
 from m8d_build.cli import print_json
 from m8d_build.cli._common import say
 from m8d_build.files.cachedir import KINDS, prune, survey, unused
-from m8d_build.files.lock import CACHE_OPTION, hold
+from m8d_build.files.lock import CACHE_OPTION, hold, pruning
 
 if TYPE_CHECKING:
     import argparse
@@ -38,12 +38,12 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """Show the cache, after pruning it if asked to.
 
     Raises:
-        BuildBusy: another run is pruning.
+        BuildBusy: another run is pruning, or uses the cache.
         OutputUnwritable: something cannot be removed; all else is.
     """
     freed = 0
     if args.prune:
-        with hold(settings.cache, what="prune the cache", option=CACHE_OPTION):
+        with hold(settings.cache, what="prune the cache", option=CACHE_OPTION), pruning(settings.cache):
             freed = prune(unused(survey(settings.cache), args.days, time.time()))
     entries = survey(settings.cache)
     kinds = {

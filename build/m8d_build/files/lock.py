@@ -1,7 +1,8 @@
-"""One build per folder: a lock that the kernel releases when its holder ends."""
+"""Locks that the kernel releases when their holder ends: one build per folder, many users of the cache."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -18,12 +19,15 @@ from m8d_build.files.disk import needs_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-__all__ = ["CACHE_OPTION", "LOCK_NAME", "Holder", "hold", "holder_of"]
+__all__ = ["CACHE_OPTION", "LOCK_NAME", "Holder", "hold", "holder_of", "pruning", "using"]
 
 CACHE_OPTION = "--cache or M8D_CACHE"
 LOCK_NAME = ".m8d.lock"
+USED_NAME = ".m8d.lock.used"
+_PRUNED = 600.0  # seconds a prune may take: it removes many gigabytes
 HOLDER_NAME = ".m8d.lock.json"  # beside the lock, not in it: filelock truncates its file in some versions
 
 
@@ -90,11 +94,7 @@ def hold(
             next_step=f"Wait for it or end it, or use another folder with {option}",
         ) from exc
     except OSError as exc:
-        raise OutputUnwritable(
-            f"{folder} cannot be locked: {exc.strerror or exc}",
-            rule="it must be a folder we may write",
-            next_step=f"Name another folder with {option}, or correct its permissions",
-        ) from exc
+        raise _unlockable(folder, exc, option) from exc
     try:
         holder = Holder(os.getpid(), socket.gethostname(), what, clock())
         with needs_room(folder, f"locking it to {what}"):
@@ -103,6 +103,61 @@ def hold(
     finally:
         (folder / HOLDER_NAME).unlink(missing_ok=True)
         lock.release()
+
+
+def using(cache: Path) -> AbstractContextManager[None]:
+    """Keep what is in the cache from being pruned for as long as the context lasts; any number of runs do.
+
+    Raises:
+        BuildBusy: a prune takes too long.
+        OutputUnwritable, DiskFull: as ``hold``.
+    """
+    return _locked(
+        cache, fcntl.LOCK_SH, wait=_PRUNED, found="is being pruned", rule="a run keeps what it uses"
+    )
+
+
+def pruning(cache: Path) -> AbstractContextManager[None]:
+    """Keep runs from using the cache for as long as the context lasts.
+
+    Raises:
+        BuildBusy: a run uses it.
+        OutputUnwritable, DiskFull: as ``hold``.
+    """
+    return _locked(
+        cache,
+        fcntl.LOCK_EX,
+        wait=0.0,
+        found="is in use by a build, a check or the test bed",
+        rule="nothing is removed that a run may work with",
+    )
+
+
+@contextmanager
+def _locked(cache: Path, kind: int, *, wait: float, found: str, rule: str) -> Iterator[None]:
+    try:
+        with needs_room(cache, "locking it"):
+            cache.mkdir(parents=True, exist_ok=True)
+            fd = os.open(cache / USED_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as exc:
+        raise _unlockable(cache, exc, CACHE_OPTION) from exc
+    try:
+        until = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as exc:
+                if time.monotonic() >= until:
+                    raise BuildBusy(
+                        f"{cache} {found}",
+                        rule=rule,
+                        next_step=f"Wait for its end, or use another folder with {CACHE_OPTION}",
+                    ) from exc
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(fd)
 
 
 def holder_of(folder: Path) -> Holder | None:
@@ -116,6 +171,14 @@ def holder_of(folder: Path) -> Holder | None:
         return Holder(int(said["pid"]), str(said["host"]), str(said["what"]), float(said["since"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _unlockable(folder: Path, exc: OSError, option: str) -> OutputUnwritable:
+    return OutputUnwritable(
+        f"{folder} cannot be locked: {exc.strerror or exc}",
+        rule="it must be a folder we may write",
+        next_step=f"Name another folder with {option}, or correct its permissions",
+    )
 
 
 def _tell(folder: Path, holder: Holder) -> None:

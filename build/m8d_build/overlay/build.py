@@ -16,7 +16,7 @@ from m8d_build.environments.download import WheelRequest, get_wheel, official_re
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable
 from m8d_build.files.blobs import blob_id, file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
-from m8d_build.files.lock import CACHE_OPTION, hold
+from m8d_build.files.lock import CACHE_OPTION, hold, using
 from m8d_build.overlay.compile import NO_FOREIGN_HEADERS, OLDEST_STD, compile_all, compiler_identity
 from m8d_build.overlay.dropin import Candidate, check_headers, check_overlay
 from m8d_build.overlay.graft import graft_edits
@@ -121,6 +121,7 @@ def build_overlay(request: OverlayRequest, settings: Settings, report: Reporter)
     _writable(settings.out)
     with (
         hold(settings.out, what=what),
+        using(settings.cache),
         hold(work, what=what, option=CACHE_OPTION),
         needs_room(settings.cache, what),
     ):

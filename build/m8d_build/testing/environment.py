@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -19,10 +19,10 @@ from packaging.version import Version
 from m8d_build import proc
 from m8d_build.environments.download import WheelRequest, get_wheel, official_request
 from m8d_build.environments.venvs import Environment, Environments, Recipe
-from m8d_build.errors import CommandFailed, UnknownVersion, WheelMismatch, WheelUnreachable
+from m8d_build.errors import BuildBusy, CommandFailed, UnknownVersion, WheelMismatch, WheelUnreachable
 from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import move_into_place, needs_room, remove_tree
-from m8d_build.files.lock import CACHE_OPTION, hold
+from m8d_build.files.lock import CACHE_OPTION, hold, pruning, using
 from m8d_build.targets import load_targets
 from m8d_build.testing.versions import ASK
 
@@ -73,16 +73,17 @@ def environment(
         yield Environment.of(given.expanduser())
         return
     wheels, root = settings.cache / "wheels", settings.cache / "envs"
-    before = frozenset(wheels.glob("*.whl"))
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    wheel = get_wheel(_request(version, tag, settings), settings, reporter=report)
-    if wheel not in before:
-        added += [wheel, wheel.with_name(f"{wheel.name}.sha256")]
-    recipe = Recipe(Version(version).public, file_sha256(wheel), tag, str(wheel))
-    if not (root / recipe.name).exists():
-        added.append(root / recipe.name)
-    with Environments(root).kept(recipe, log=log) as made:
-        yield made
+    with using(settings.cache):
+        before = frozenset(wheels.glob("*.whl"))
+        tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        wheel = get_wheel(_request(version, tag, settings), settings, reporter=report)
+        if wheel not in before:
+            added += [wheel, wheel.with_name(f"{wheel.name}.sha256")]
+        recipe = Recipe(Version(version).public, file_sha256(wheel), tag, str(wheel))
+        if not (root / recipe.name).exists():
+            added.append(root / recipe.name)
+        with Environments(root).kept(recipe, log=log) as made:
+            yield made
 
 
 def ask_torch(held: Environment, version: str) -> tuple[str, str, str]:
@@ -151,13 +152,16 @@ def packages_for(
 
 
 def remove_added(added: Sequence[Path], settings: Settings) -> None:
-    """Remove what a run added to the cache; an environment that another run uses stays."""
+    """Remove what a run added to the cache; all of it stays while another run uses the cache."""
+    if not added:
+        return
     root = settings.cache / "envs"
-    for path in added:
-        if path.parent == root and path.name.startswith("torch-"):
-            Environments(root).prune({other.name for other in root.iterdir()} - {path.name})
-        else:
-            remove_tree(path)
+    with suppress(BuildBusy), pruning(settings.cache):
+        for path in added:
+            if path.parent == root and path.name.startswith("torch-"):
+                Environments(root).prune({other.name for other in root.iterdir()} - {path.name})
+            else:
+                remove_tree(path)
 
 
 def _request(version: str, tag: str, settings: Settings) -> WheelRequest:

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from m8d_build import proc
 from m8d_build.environments.venvs import Environment
 from m8d_build.errors import CommandFailed, WheelUnreachable
+from m8d_build.files.lock import using
 from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import tomllib
 from m8d_build.testing import versions
@@ -385,15 +386,17 @@ def test_an_installation_is_tried_again_and_leaves_nothing_when_it_fails(tmp_pat
 
 def test_what_a_run_added_goes_and_nothing_else(tmp_path):
     settings = make_settings(tmp_path)
+    cache = settings.cache
     for name in ("envs/torch-2.6.0-aaa-cp311", "envs/torch-2.6.0-bbb-cp311", "envs/tests-x", "envs/.locks"):
         (settings.cache / name).mkdir(parents=True)
     wheel = settings.cache / "wheels" / "torch-2.6.0-x.whl"
     wheel.parent.mkdir()
     wheel.write_bytes(b"x")
-    remove_added(
-        [wheel, settings.cache / "wheels" / "gone.sha256", settings.cache / "envs/torch-2.6.0-bbb-cp311"],
-        settings,
-    )
+    added = [wheel, cache / "wheels" / "gone.sha256", cache / "envs/torch-2.6.0-bbb-cp311"]
+    with using(cache):
+        remove_added(added, settings)
+    assert all(path.exists() for path in (wheel, added[2])), "another run uses the cache"
+    remove_added(added, settings)
     left = {path.relative_to(settings.cache).as_posix() for path in settings.cache.glob("*/[!.]*")}
     assert left == {"envs/torch-2.6.0-aaa-cp311", "envs/tests-x"}
 

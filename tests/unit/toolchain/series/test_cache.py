@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from m8d_build.cli import main
-from m8d_build.errors import OutputUnwritable
-from m8d_build.files import cachedir
+from m8d_build.errors import BuildBusy, OutputUnwritable
+from m8d_build.files import cachedir, lock
 from m8d_build.files.cachedir import KINDS, prune, survey, unused
-from m8d_build.files.lock import LOCK_NAME, hold
+from m8d_build.files.lock import LOCK_NAME, hold, pruning, using
 from m8d_build.settings import REPO_ROOT
 
 if TYPE_CHECKING:
@@ -181,6 +182,35 @@ def test_the_command_shows_and_prunes(cache: Path) -> None:
     assert json.loads(shown(cache, "--json"))["kinds"]["wheels"]["entries"] == 2
     assert "removed" in shown(cache, "--prune", "--days", "0")
     assert survey(cache) == ()
+
+
+def test_nothing_is_pruned_while_runs_use_the_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = survey(cache)
+    with using(cache), using(cache):
+        assert main(["--cache", str(cache), "cache", "--prune", "--days", "0"]) == BuildBusy.exit_code
+    assert "in use by a build" in capsys.readouterr().err
+    assert survey(cache) == before
+    assert "removed" in shown(cache, "--prune", "--days", "0")
+
+
+def test_a_run_waits_for_the_end_of_a_prune(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(pruning(cache))
+        waited: list[float] = []
+
+        def ended(seconds: float) -> None:
+            waited.append(seconds)
+            stack.close()
+
+        monkeypatch.setattr(lock.time, "sleep", ended)
+        with using(cache):
+            assert len(waited) == 1
+
+
+def test_a_prune_that_does_not_end_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_PRUNED", 0.0)
+    with pruning(cache), pytest.raises(BuildBusy, match="is being pruned"), using(cache):
+        pytest.fail("not reached")
 
 
 def test_files_of_another_user_are_told_and_all_else_goes(
