@@ -151,7 +151,7 @@ def patched_files(
     Raises:
         As ``apply_series``; AlreadyApplied only where another series, or a changed one, is in the tree.
     """
-    with locked(tree):
+    with locked(tree, reading=True):
         _refuse_interrupted(tree)
         _check_version(tree, target)
         receipt = load_receipt(tree)

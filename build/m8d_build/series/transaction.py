@@ -49,8 +49,10 @@ class Change:
 
 
 @contextmanager
-def locked(tree: Path) -> Iterator[None]:
-    """Keep other runs out of a tree; the lock is on the folder itself and leaves nothing behind.
+def locked(tree: Path, *, reading: bool = False) -> Iterator[None]:
+    """Keep other runs out of a tree, or those that change it where it is only read.
+
+    The lock is on the folder itself and leaves nothing behind.
 
     Raises:
         BuildBusy: another run works in it.
@@ -62,7 +64,7 @@ def locked(tree: Path) -> Iterator[None]:
         raise WrongTree(f"{tree} is no folder", next_step="Name the root of the tree with --source") from exc
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, (fcntl.LOCK_SH if reading else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             raise BuildBusy(
                 f"another run works in {tree}", rule="one at a time", next_step="Wait until it is done"

@@ -336,6 +336,20 @@ def test_two_runs_in_one_tree(kit):
     apply(kit)
 
 
+def test_runs_that_only_read_a_tree_do_so_together(kit):
+    fd = os.open(kit.tree, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        assert patched_files(kit.tree, kit.target, kit.series)
+        with pytest.raises(BuildBusy, match="another run"):
+            apply(kit)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(BuildBusy, match="another run"):
+            patched_files(kit.tree, kit.target, kit.series)
+    finally:
+        os.close(fd)
+
+
 class Crash(BaseException):
     """Stands for the machine going down: nothing after it runs."""
 
