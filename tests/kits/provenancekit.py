@@ -46,8 +46,8 @@ def marker(**changes: object) -> Marker:
     return Marker(**fields)
 
 
-def patched_wheel(folder: Path, out: str = "out") -> Repacked:
-    """Write an official wheel and the patched one made from it."""
+def patched_wheel(folder: Path, out: str = "out", **changes: object) -> Repacked:
+    """Write an official wheel and the patched one made from it; ``changes`` are those of its marker."""
     official = write_wheel(folder / "official")
     sha256 = file_sha256(official)
     inputs = (
@@ -60,7 +60,7 @@ def patched_wheel(folder: Path, out: str = "out") -> Repacked:
         open_wheel(official),
         folder / out,
         [Put(OVERLAY, LIBRARY, executable=True)],
-        marker(),
+        marker(**changes),
         origin=Origin(inputs, "g++ 12.2.0"),
         platform="manylinux_2_17_x86_64",
         source_sha256=sha256,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from m8d_build.errors import OutputUnwritable, WheelInvalid
 from m8d_build.settings import REPO_ROOT
 from m8d_build.wheel.changes import Put
 from m8d_build.wheel.provenance import files_inside, write_beside
+from m8d_build.wheel.relabel import wheel_name
 from m8d_build.wheel.repack import repack
-from m8d_build.wheel.wheelfile import MARKER_ENTRY
+from m8d_build.wheel.wheelfile import MARKER_ENTRY, open_wheel
+from multiworld.errors import MarkerError
 from multiworld.shim.loader import LOADER_ENTRY, loader_text
 from multiworld.shim.marker import SCHEMA, Topic, parse_marker
 
@@ -65,8 +68,16 @@ def write_marked(
 
     Raises:
         MarkerError: the marker breaks its own schema.
+        OutputUnwritable: it would replace a full build by an overlay build.
         BuildError: see ``repack``.
     """
+    target = out_dir / wheel_name(wheel, marker.local, platform)
+    if marker.mode == "overlay" and _mode(target) == "full":  # which took hours
+        raise OutputUnwritable(
+            f"{target} is a full build",
+            rule="an overlay build does not replace it, and has the same name",
+            next_step="Move it to another folder, or name another one with --out",
+        )
     said = [Put(MARKER_ENTRY, make_marker(marker)), Put(LOADER_ENTRY, loader_text())]
     changed = tuple(change.name for change in (*changes, *said))
     notice = make_notice(marker, source=wheel.path.name, source_sha256=source_sha256, changed=changed)
@@ -83,6 +94,14 @@ def write_marked(
     )
     write_beside(made)
     return made
+
+
+def _mode(path: Path) -> str:
+    """Return how a wheel was built, "" if that cannot be read."""
+    try:
+        return parse_marker(open_wheel(path).read(MARKER_ENTRY)).mode
+    except (WheelInvalid, MarkerError):  # it is not there, or of no use
+        return ""
 
 
 def make_marker(marker: Marker) -> bytes:
