@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed.elastic.rendezvous import RendezvousStoreInfo
 
-from multiworld._net.patience import NoAnswerError, in_time
+from multiworld._net.patience import NoAnswerError, NoThreadError, in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,6 +180,8 @@ class RendezvousStore:
                 parting=0.1,
                 last_words=0.0,
             )
+        except NoThreadError as error:  # the store was not asked
+            raise StoreSilentError(f"{error}") from error
         except NoAnswerError as error:
             self._hangs = over
             raise StoreSilentError(f"{error}") from error

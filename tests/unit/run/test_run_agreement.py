@@ -76,3 +76,21 @@ def test_a_call_that_was_given_up_is_waited_for_at_the_end():
     assert not asked.settle(0.05)
     answers.set()
     assert asked.settle(PATIENCE)
+
+
+def test_a_call_for_which_the_host_has_no_thread_is_none_that_hangs(monkeypatch):
+    """The store was not asked: the next call asks it."""
+    asked = RendezvousStore(dist.HashStore(), patience=PATIENCE)
+    asked.begin()
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StoreSilentError, match="can't start new thread") as caught:
+            asked.read("note")
+    assert not caught.value.gone
+    assert asked.settle(0.0)
+    asked.write("note", {"a": 1})
+    assert asked.read("note") == {"a": 1}
