@@ -64,23 +64,30 @@ def check_file(path: str, opened: int, world: str) -> None:
             "read nor write it",
             next_step=f"Remove it, or chmod 600 {path}",
         )
-    # Where the path is a link, that of the link too: the store opens the path again.
-    for folder in dict.fromkeys((Path(path).parent, Path(path).resolve().parent)):
+    own = {0, os.geteuid()}
+    # The store opens the path again: a user who can replace a folder or a link on it can replace the file.
+    for entry in dict.fromkeys(
+        each for at in (Path(path), Path(path).resolve()) for each in (at, *at.parents)
+    ):
+        folder = entry.parent
         of = folder.stat()
-        if of.st_uid not in (0, os.geteuid()):
+        if of.st_uid not in own:
             raise InvalidJoinError(
                 world,
                 f"store='file://{path}': its folder {folder} is of user {of.st_uid}",
-                rule="In secure mode (M8D_TLS_CERT is set) the folder is the user's own or root's: its owner "
-                "can replace the file",
+                rule="In secure mode (M8D_TLS_CERT is set) each folder on the path is the user's own or "
+                "root's: its owner can replace what is in it",
                 next_step="Put the file into a folder of your own",
             )
-        if of.st_mode & _OTHERS_WRITE and not of.st_mode & stat.S_ISVTX:
+        # The sticky bit leaves an entry to its owner, and to the folder's.
+        if of.st_mode & _OTHERS_WRITE and not (of.st_mode & stat.S_ISVTX and entry.lstat().st_uid in own):
             raise InvalidJoinError(
                 world,
-                f"store='file://{path}': its folder has the mode {stat.S_IMODE(of.st_mode):04o}",
-                rule="In secure mode (M8D_TLS_CERT is set) others cannot replace the file",
-                next_step=f"chmod go-w {folder}",
+                f"store='file://{path}': its folder {folder} has the mode {stat.S_IMODE(of.st_mode):04o}, "
+                f"and {entry.name} in it is of user {entry.lstat().st_uid}",
+                rule="In secure mode (M8D_TLS_CERT is set) others cannot replace the file, nor a folder or "
+                "link on its path",
+                next_step=f"chmod go-w {folder}, or put the file into a folder of your own",
             )
 
 

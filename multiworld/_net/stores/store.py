@@ -130,12 +130,13 @@ def open_store(
         )
     (address,) = addresses
     if address.scheme == "file":
-        return _open_file(address, world=world, serve=serve, secure=credentials is not None)
+        given = store.removeprefix("file://")  # the address has no links any more
+        return _open_file(address, given, world=world, serve=serve, secure=credentials is not None)
     attempt = _Attempt(address, world=world, serve=serve, only=only, known=known, credentials=credentials)
     return _open_tcp(attempt, deadline=deadline, cancelled=cancelled)
 
 
-def _open_file(address: StoreAddress, *, world: str, serve: bool, secure: bool) -> StoreHandle:
+def _open_file(address: StoreAddress, given: str, *, world: str, serve: bool, secure: bool) -> StoreHandle:
     key = str(address)
     here = host_address.chosen(world) or host_address.outward()
     with registry.slot(key):
@@ -147,7 +148,7 @@ def _open_file(address: StoreAddress, *, world: str, serve: bool, secure: bool) 
                 opened = os.open(address.path, flags, 0o600 if secure else 0o644)
                 try:
                     if secure:
-                        check_file(address.path, opened, world)
+                        check_file(given, opened, world)
                 finally:
                     os.close(opened)
             except OSError as error:

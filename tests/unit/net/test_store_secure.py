@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
 
 pytest.importorskip("torch")
 
+from multiworld._net.stores import store
 from multiworld._net.stores.secure import check_file
+from multiworld._net.stores.store import open_store
 from multiworld.errors import InvalidJoinError
 
 ANOTHER = 4321
@@ -50,3 +53,47 @@ def test_a_links_folder_and_that_of_its_file_are_both_looked_at(tmp_path, loose)
     assert str(folders[loose]) in caught.value.next_step
     folders[loose].chmod(0o1777)
     check(link)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_all_folders_on_the_path_are_looked_at(tmp_path, mode):
+    """A user who can rename one of them can put another one in its place."""
+    above, own = tmp_path / "above", tmp_path / "above" / "own"
+    own.mkdir(parents=True)
+    check(own / "store")
+    above.chmod(mode)
+    if mode == 0o755:
+        os.chown(above, ANOTHER, ANOTHER)
+    with pytest.raises(InvalidJoinError, match=rf"its folder {above} (is of user|has the mode)"):
+        check(own / "store")
+    os.chown(above, os.geteuid(), -1)
+    above.chmod(0o1777)
+    check(own / "store")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_sticky_bit_keeps_nothing_of_others_in_its_place(tmp_path):
+    tmp_path.chmod(0o1777)
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("folder")
+    check(link / "store")
+    os.chown(link, ANOTHER, ANOTHER, follow_symlinks=False)
+    with pytest.raises(
+        InvalidJoinError, match=rf"{tmp_path} has the mode 1777, and link in it is of user {ANOTHER}"
+    ):
+        check(link / "store")
+
+
+def test_a_join_has_the_links_of_its_address_looked_at(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    (loose / "link").symlink_to(tmp_path / "own")
+    monkeypatch.setattr(store, "current", object)  # secure mode
+    opened = functools.partial(open_store, f"file://{loose}/link/store", world="w", serve=True, deadline=0.0)
+    opened().close()
+    loose.chmod(0o777)
+    with pytest.raises(InvalidJoinError, match=f"its folder {loose} has the mode 0777"):
+        opened()
