@@ -140,7 +140,8 @@ def _open_file(address: StoreAddress, given: str, *, world: str, serve: bool, se
     key = str(address)
     here = host_address.chosen(world) or host_address.outward()
     with registry.slot(key):
-        shared = registry.hold(key)
+        # torch opens the file again for each call: the store held may be of one that was removed.
+        shared = None if secure else registry.hold(key)
         if shared is None:
             try:
                 # torch tries again and again to open a file that cannot be made.
@@ -159,7 +160,7 @@ def _open_file(address: StoreAddress, given: str, *, world: str, serve: bool, se
                     rule="A file store is a file in a folder that exists and can be written",
                     next_step=f"Make {Path(address.path).parent} writable, or give another path",
                 ) from error
-            shared = registry.put(key, Shared(key, store=dist.FileStore(address.path)))
+            shared = registry.hold(key) or registry.put(key, Shared(key, store=dist.FileStore(address.path)))
     return StoreHandle(shared, shared.store, key, here)
 
 

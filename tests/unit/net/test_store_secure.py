@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 
@@ -16,6 +17,18 @@ from multiworld.errors import InvalidJoinError
 
 ANOTHER = 4321
 """Id of a user."""
+
+
+@pytest.fixture
+def secure(monkeypatch):
+    monkeypatch.setattr(store, "current", object)
+
+
+@pytest.fixture
+def usual_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 def check(path):
@@ -86,14 +99,32 @@ def test_the_sticky_bit_keeps_nothing_of_others_in_its_place(tmp_path):
         check(link / "store")
 
 
-def test_a_join_has_the_links_of_its_address_looked_at(tmp_path, monkeypatch):
+def test_a_join_has_the_links_of_its_address_looked_at(tmp_path, secure):
     (tmp_path / "own").mkdir()
     loose = tmp_path / "loose"
     loose.mkdir()
     (loose / "link").symlink_to(tmp_path / "own")
-    monkeypatch.setattr(store, "current", object)  # secure mode
     opened = functools.partial(open_store, f"file://{loose}/link/store", world="w", serve=True, deadline=0.0)
     opened().close()
     loose.chmod(0o777)
     with pytest.raises(InvalidJoinError, match=f"its folder {loose} has the mode 0777"):
         opened()
+
+
+def test_each_join_looks_at_the_file_also_where_another_world_holds_the_store(tmp_path, secure, usual_umask):
+    """It may have been removed: torch makes it anew then, and lets all users read it."""
+    path = tmp_path / "store"
+    opened = functools.partial(open_store, f"file://{path}", world="w", serve=True, deadline=0.0)
+    with contextlib.closing(opened()) as held:
+        path.unlink()
+        with contextlib.closing(opened()) as another:
+            assert another.store is held.store
+            assert path.stat().st_mode & 0o777 == 0o600
+        path.unlink()
+        held.store.set("key", "value")
+        assert path.stat().st_mode & 0o777 == 0o644, "torch's"
+        with pytest.raises(InvalidJoinError, match="mode 0644"):
+            opened()
+    path.unlink()
+    with contextlib.closing(opened()) as new:
+        assert new.store is not held.store, "no hold is left"
