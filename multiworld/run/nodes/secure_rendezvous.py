@@ -53,8 +53,8 @@ _READ = 60
 """Seconds that the store has to be reached, and to answer: torch's ``read_timeout``."""
 _STATIC = 600
 """The same for a static rendezvous: torch's ``timeout``."""
-_ETCD_CA = frozenset({"cacert", "ca_cert"})
-"""Names of the authority in the options of torch's rendezvous ``etcd`` and ``etcd-v2``."""
+_ETCD_CA = {"etcd": "cacert", "etcd-v2": "ca_cert"}
+"""Name of the authority in the options of each of torch's rendezvous for etcd."""
 _FIRST, _LAST = 0.05, 1.0  # seconds between two attempts to connect
 
 
@@ -90,9 +90,9 @@ def secure_handler(
                 serves = any(map(is_own, resolved(host)))
             store = _open_store(host, port, parts, serves=serves, seconds=seconds)
         return create_handler(store, C10dRendezvousBackend(store, parameters.run_id), parameters)
-    # Without an authority python-etcd takes any server for the right one.
+    # Without an authority python-etcd takes any server for the right one; torch reads no other name of it.
     asked = parameters.config
-    if backend.startswith("etcd") and asked.get("protocol") == "https" and asked.keys() & _ETCD_CA:
+    if asked.get("protocol") == "https" and asked.get(_ETCD_CA.get(backend, "")):
         return otherwise(parameters)
     raise ArgumentsError(
         f"--rdzv-backend {backend} in a secure run",

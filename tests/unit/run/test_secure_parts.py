@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import threading
@@ -9,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from multiworld._net.tls.authority import Authority
 from multiworld._net.tls.credentials import Credentials
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.launcher import launch
+from multiworld.run.nodes.secure_rendezvous import secure_handler
 from multiworld.run.options import parse
 from multiworld.run.secure import authority_folder, key_folder
 from multiworld.run.secure.certificates import Certificates
@@ -48,6 +51,27 @@ def test_where_certificates_come_from(secure, authority, files, nodes, source):
 def test_a_source_that_cannot_serve_is_refused(authority, files, nodes, says):
     with pytest.raises(ArgumentsError, match=says):
         choose_source(secure=True, authority=authority, files=files, nodes=nodes, run_id="run-1")
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "taken"),
+    [
+        ("etcd", {"cacert": "/ca.pem"}, True),
+        ("etcd", {"ca_cert": "/ca.pem"}, False),
+        ("etcd", {"cacert": ""}, False),
+        ("etcd-v2", {"ca_cert": "/ca.pem"}, True),
+        ("etcd-v2", {"cacert": "/ca.pem"}, False),
+    ],
+)
+def test_an_etcd_is_known_by_the_authority_that_torch_reads(backend, given, taken):
+    """Torch ignores the other backend's name, and then any server would do."""
+    parameters = RendezvousParameters(backend, "host:2379", "run", 1, 2, protocol="https", **given)
+    with contextlib.ExitStack() as parts:
+        if taken:
+            assert secure_handler(parameters, parts, lambda asked: asked) is parameters
+        else:
+            with pytest.raises(ArgumentsError, match=f"--rdzv-backend {backend} in a secure run"):
+                secure_handler(parameters, parts, lambda asked: asked)
 
 
 def test_runs_of_several_nodes_that_share_an_authority_have_ids():
