@@ -178,6 +178,45 @@ def test_a_node_that_dies_when_it_is_done_is_not_missed(cluster):
         assert agent.all("reassigned") == []
 
 
+def test_a_node_that_comes_later_does_not_run_the_ranks_of_one_that_was_done_and_died(cluster):
+    (keeps, done), _ = start(cluster, count=2, total=None)
+    done.say("done")
+    keeps.wait("finished", count=1)
+    done.kill()
+    keeps.wait("linked", count=0)
+    new = cluster.start(**guest(), total=None)
+    assert new.wait("settled")["slot"] is None
+    new.wait("linked", count=1)
+    keeps.say("done")
+    for agent in (keeps, new):
+        assert agent.wait("over")["lost"] == []
+        assert agent.finish() == 0
+    assert {each["slot"] for each in new.all("SlotTaken")} == {None}
+
+
+def test_a_node_that_has_a_lost_ones_seat_ends_well_where_a_third_was_done_and_died(cluster):
+    agents = [
+        cluster.start(**(guest() if number else host(last_call_timeout=8)), total=3) for number in range(3)
+    ]
+    settled = [agent.wait("settled") for agent in agents]
+    keeps, lost, done = agents
+    keeps.wait("linked", count=2)
+    done.say("done")
+    keeps.wait("finished", count=1)
+    done.kill()
+    lost.kill()
+    keeps.wait("linked", count=0)
+    new = cluster.start(**guest(), total=3)
+    assert new.wait("settled")["slot"] == settled[1]["slot"]
+    new.wait("linked", count=1)
+    new.say("done")
+    keeps.wait("finished", count=2)
+    keeps.say("done")
+    for agent in (keeps, new):
+        assert agent.wait("over")["lost"] == []
+        assert agent.finish() == 0
+
+
 def test_a_node_that_fails_ends_the_run_for_all(cluster):
     agents, _ = start(cluster)
     agents[1].say("fail")

@@ -483,7 +483,9 @@ class MultiNode(Nodes):
         since = admissions(store, self._number) if come else {}
         new = [node for node in come.values() if since.get(node.id, 0) <= node.since]
         if new:
-            admitted = rank_assignment.admit(membership, new, self._keep_slots(membership))
+            admitted = rank_assignment.admit(
+                membership, new, self._finished, self._silent_holders(membership)
+            )
             self._decide(store, admitted)
             if self._membership is not admitted:
                 return  # another membership was first, or the store is silent: they are still due
@@ -507,8 +509,8 @@ class MultiNode(Nodes):
             due = decides and self._answers and self._fence.over(now, self._finished)
         if not due:
             return
-        keep = self._keep_slots(membership)
-        after = rank_assignment.leave(membership, causes, keep)
+        silent_holders = self._silent_holders(membership)
+        after = rank_assignment.leave(membership, causes, self._finished, silent_holders)
         if self._answers:
             self._decide(self._store, after)
             return
@@ -518,17 +520,17 @@ class MultiNode(Nodes):
             gone = (causes.keys() - silent) | self._asking.agreed(membership, self._links.me, silent, now)
             if not gone:
                 return
-            after = rank_assignment.leave(membership, gone, keep)
+            after = rank_assignment.leave(membership, gone, self._finished, silent_holders)
         self._apply(after)
 
-    def _keep_slots(self, membership: Membership) -> set[str]:
-        """Return ids of nodes that keep their slots when they are removed, and of those that were."""
+    def _silent_holders(self, membership: Membership) -> set[str]:
+        """Return ids of nodes that may run, and keep their slots when they are removed or were."""
         if not self._outside:
-            return self._finished
+            return set()
         if not self._answers:  # each node decides on its own, and at another time
-            return self._finished | self._fence.kept()
+            return self._fence.kept()
         silent = {id_ for id_ in self._losses.silent if membership.slot_of(id_) is not None}
-        return self._finished | silent | self._fence.kept(time.monotonic())
+        return silent | self._fence.kept(time.monotonic())
 
     def _decide(self, store: RendezvousStore, membership: Membership) -> None:
         """Write a membership under the next number; adopt the other one if another node was first."""
@@ -556,6 +558,13 @@ class MultiNode(Nodes):
             return
         self._membership, self._epoch = membership, membership.epoch
         known = {} if old is None else {each.id: (each.since, old.slot_of(each.id)) for each in old.nodes}
+        if old is not None:
+            # Done, but the node that decided does not know of it: the ranks of their seats run again.
+            others = self._finished - {me}
+            self._finished -= {
+                id_ for id_ in others if old.slot_of(id_) not in {None, membership.slot_of(id_)}
+            }
+        self._finished.update(membership.done)
         if old is not None:
             self._tell_gone(old, membership)
         assignment = self._assignment = rank_assignment.assignment(membership, me, self._master)

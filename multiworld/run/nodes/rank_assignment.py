@@ -45,25 +45,26 @@ def form(records: Sequence[NodeRecord], *, counts: Sequence[int] | None, token: 
     there = {node.id for node in nodes}
     nodes += [replace(record.node, since=epoch) for record in records if record.node.id not in there]
     if known is None:
-        slots = _first_slots(nodes, counts)
-    else:
-        token = known.token
-        done = {id_ for record in records for id_ in record.done}
-        slots = _vacated(known.slots, there | runs | done)
-    return _made(epoch, token, "" if known is None else known.store_node, slots, nodes)
+        return _made(epoch, token, "", _first_slots(nodes, counts), nodes, ())
+    done = {*known.done, *(id_ for record in records for id_ in record.done)}
+    slots = _vacated(known.slots, there | runs | done)
+    return _made(epoch, known.token, known.store_node, slots, nodes, done)
 
 
-def leave(membership: Membership, gone: Collection[str], done: Collection[str] = ()) -> Membership:
+def leave(
+    membership: Membership, gone: Collection[str], done: Collection[str] = (), silent: Collection[str] = ()
+) -> Membership:
     """Return the membership after nodes were lost: spares that fit take the slots that became free.
 
     Args:
         membership: before.
         gone: ids of the lost nodes.
-        done: ids of nodes whose workers have ended with 0, or may run: they keep their slots, also when they
-            are gone.
+        done: ids of nodes whose workers have ended with 0: they keep their slots, also when they are gone.
+        silent: ids of nodes whose workers may run, for which the same holds.
     """
+    done = {*membership.done, *done}
     nodes = [node for node in membership.nodes if node.id not in gone]
-    slots = _vacated(membership.slots, {node.id for node in nodes} | set(done))
+    slots = _vacated(membership.slots, {node.id for node in nodes} | done | set(silent))
     # A node that is done had a slot: a membership gave it that did not arrive here before its writer left.
     late = [
         node
@@ -71,27 +72,32 @@ def leave(membership: Membership, gone: Collection[str], done: Collection[str] =
         if node.id in done and node.id in gone and membership.slot_of(node.id) is None
     ]
     slots = _filled(slots, late)
-    return _made(membership.epoch + 1, membership.token, membership.store_node, slots, nodes)
+    return _made(membership.epoch + 1, membership.token, membership.store_node, slots, nodes, done)
 
 
-def admit(membership: Membership, nodes: Sequence[Node], done: Collection[str] = ()) -> Membership:
+def admit(
+    membership: Membership, nodes: Sequence[Node], done: Collection[str] = (), silent: Collection[str] = ()
+) -> Membership:
     """Return the membership after nodes applied for admission outside a rendezvous.
 
     Args:
         membership: before.
         nodes: that applied.
         done: see `leave`.
+        silent: see `leave`.
     """
+    done = {*membership.done, *done}
     epoch = membership.epoch + 1
     new = {node.id for node in nodes}
     kept = [node for node in membership.nodes if node.id not in new]
-    slots = _vacated(membership.slots, {node.id for node in kept} | set(done))
+    slots = _vacated(membership.slots, {node.id for node in kept} | done | set(silent))
     return _made(
         epoch,
         membership.token,
         membership.store_node,
         slots,
         [*kept, *(replace(node, since=epoch) for node in nodes)],
+        done,
     )
 
 
@@ -256,7 +262,12 @@ def _filled(slots: Sequence[Slot], spares: Sequence[Node]) -> list[Slot]:
 
 
 def _made(
-    epoch: int, token: str, store_node: str, slots: Sequence[Slot], nodes: Sequence[Node]
+    epoch: int,
+    token: str,
+    store_node: str,
+    slots: Sequence[Slot],
+    nodes: Sequence[Node],
+    done: Collection[str],
 ) -> Membership:
     filled = _filled(slots, [node for node in nodes if node.id not in {slot.holder for slot in slots}])
     ids = {node.id for node in nodes}
@@ -264,4 +275,6 @@ def _made(
         # It moves only when it has to: worlds that met in the old store have to look for the new one.
         holders = [slot.holder for slot in filled if slot.holder in ids]
         store_node = next((id_ for id_ in holders if id_ is not None), nodes[0].id if nodes else "")
-    return Membership(epoch, token, store_node, tuple(filled), tuple(nodes))
+    away = (slot.holder for slot in filled if slot.holder not in ids)
+    gone = tuple(id_ for id_ in away if id_ is not None and id_ in done)
+    return Membership(epoch, token, store_node, tuple(filled), tuple(nodes), gone)

@@ -108,6 +108,8 @@ class Membership:
         store_node: id of the node that serves the store in which planned worlds meet.
         slots: in order.
         nodes: all agents, spares too; the first that lives is the leader.
+        done: ids of the holders that are not among them, and whose workers have ended with 0: no link tells a
+            node of it that came later.
     """
 
     epoch: int
@@ -115,6 +117,7 @@ class Membership:
     store_node: str
     slots: tuple[Slot, ...]
     nodes: tuple[Node, ...]
+    done: tuple[str, ...] = ()
 
     def node(self, id_: str | None) -> Node | None:
         """Return the node of that id, if it is there."""
@@ -168,6 +171,7 @@ def membership_from(data: Mapping[str, Any]) -> Membership:
         str(data["store_node"]),
         tuple(Slot(**slot) for slot in data["slots"]),
         tuple(Node(**node) for node in data["nodes"]),
+        tuple(map(str, data.get("done", ()))),  # earlier versions do not write it
     )
 
 

@@ -106,10 +106,10 @@ def test_the_seat_of_a_node_that_reads_its_removal_late_is_kept():
     membership, fence = formed("a", "b", "c", "d", total=3), Fence()
     fence.follow(None, membership, 90.0)
     assert (fence.kept(90.0), fence.over(200.0)) == (set(), False)
-    without = rank_assignment.leave(membership, {"b"}, {"b"})
+    without = rank_assignment.leave(membership, {"b"}, silent={"b"})
     assert [slot.holder for slot in without.slots] == ["a", "b", "c"]
     fence.follow(membership, without, 100.0)
-    fence.follow(without, rank_assignment.admit(without, formed("e").nodes, {"b"}), 101.0)
+    fence.follow(without, rank_assignment.admit(without, formed("e").nodes, silent={"b"}), 101.0)
     assert fence.kept(100.0 + FENCE - 0.01) == fence.kept() == {"b"}
     assert not fence.over(100.0 + FENCE - 0.01)
     assert fence.kept(100.0 + FENCE) == set()
@@ -128,9 +128,9 @@ def test_a_seat_that_was_kept_for_another_reason_is_not_given_away():
 
 def test_a_node_that_comes_back_before_its_seat_is_given_away_has_it():
     fence, membership = Fence(), formed("a", "b", "c", total=2)
-    without = rank_assignment.leave(membership, {"b"}, {"b"})
+    without = rank_assignment.leave(membership, {"b"}, silent={"b"})
     fence.follow(membership, without, 100.0)
-    back = rank_assignment.admit(without, [membership.node("b")], {"b"})
+    back = rank_assignment.admit(without, [membership.node("b")], silent={"b"})
     assert [slot.holder for slot in back.slots] == ["a", "b"]
     fence.follow(without, back, 101.0)
     assert fence.kept() == set()

@@ -171,7 +171,8 @@ def test_a_silent_node_keeps_its_seat_in_a_rendezvous_without_it():
 
 
 def test_the_seat_of_a_node_that_was_removed_and_may_run_is_kept_in_a_rendezvous():
-    without = rank_assignment.leave(formed("a", "b", "c", total=2), {"b"}, {"b"})
+    without = rank_assignment.leave(formed("a", "b", "c", total=2), {"b"}, silent={"b"})
+    assert without.done == ()
     came = [record(without, "a", silent="b"), record(without, "c"), NodeRecord(node("d"))]
     after = rank_assignment.form(came, counts=(2,), token="")
     assert holders(after) == ["a", "b"]
@@ -250,11 +251,40 @@ def test_late_nodes_are_let_in():
 
 
 def test_a_late_node_does_not_get_the_seat_of_one_that_is_done_and_gone():
-    membership = rank_assignment.leave(formed("a", "b", "c"), {"b"}, {"b"})
+    membership = rank_assignment.leave(formed("a", "b", "c"), {"b"}, silent={"b"})
     assert holders(membership) == ["a", "b", "c"]
     assert holders(rank_assignment.admit(membership, [node("d")], {"b"})) == ["a", "b", "c"]
     assert holders(rank_assignment.admit(membership, [node("b")], {"b"})) == ["a", "b", "c"]
     assert holders(rank_assignment.admit(membership, [node("d")])) == ["a", "d", "c"]
+
+
+def test_nodes_that_come_later_learn_who_is_done_and_gone():
+    """They have no link to it, and may be those that decide when the others have left."""
+    gone = rank_assignment.leave(formed("a", "b", "c", total=2), {"b"}, {"a", "b"})
+    assert gone.done == ("b",), "a is there, and says so itself"
+    came = [record(gone, "a"), NodeRecord(node("d"))]
+    formed_anew = rank_assignment.form(came, counts=(2,), token="")
+    admitted = rank_assignment.admit(gone, [node("d")])
+    for after in (formed_anew, admitted):
+        assert after.done == ("b",)
+        later = rank_assignment.leave(after, {"a"})
+        assert holders(later) == ["c" if after.node("c") else "d", "b"]
+        assert later.done == ("b",)
+    told = rank_assignment.form([record(gone, "a", done="b"), NodeRecord(node("d"))], counts=(2,), token="")
+    assert told == formed_anew
+
+
+def test_a_node_that_is_back_says_itself_whether_it_is_done():
+    gone = rank_assignment.leave(formed("a", "b", "c", total=2), {"b"}, {"b"})
+    back = rank_assignment.admit(gone, [node("b")])
+    assert (holders(back), back.done) == (["a", "b"], ())
+    formed_anew = rank_assignment.form([record(gone, "a"), NodeRecord(node("b"))], counts=(2,), token="")
+    assert (holders(formed_anew), formed_anew.done) == (["a", "b"], ())
+
+
+def test_a_new_run_knows_of_none_that_is_done():
+    new = rank_assignment.form([NodeRecord(node("a"), done=("b",))], counts=(2,), token=TOKEN)
+    assert (holders(new), new.done) == (["a", None], ())
 
 
 @pytest.mark.parametrize(
@@ -328,6 +358,11 @@ def test_records_survive_json():
     older = slots.to_json(record(membership, "a", silent="c"))
     del older["silent"]
     assert slots.record_from(older) == record(membership, "a")
+    gone = rank_assignment.leave(membership, {"b"}, {"b"})
+    older = json.loads(json.dumps(slots.to_json(gone)))
+    assert slots.membership_from(older) == gone
+    del older["done"]
+    assert slots.membership_from(older) == replace(gone, done=())
     with pytest.raises((KeyError, TypeError, ValueError)):
         slots.membership_from({"epoch": 1})
 
