@@ -150,6 +150,7 @@ class Advancing:
     def _go_on(self, gen: Generation, made: Generation | None) -> None:
         world = self._world
         if made is None:
+            self._preparing.leaving = False  # it has left: when it comes back, it stays
             gen.machine.apply(Replaced())
             return
         made.machine.apply(Joined())
