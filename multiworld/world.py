@@ -344,7 +344,8 @@ class World(Selecting, ObjectCollectives):
             BrokenWorldException: a member was lost: see `reform`. The step has ended here and counts.
             WorldClosedError: this process closed or left the world.
             JoinTimeoutError: the members have not agreed on the next generation within ``timeout``. The step
-                counts. Call this again before the next step: it waits on, and counts no other step.
+                counts. Call this again before the next step: it waits on, and counts no other step. So it
+                does after an interrupt that came while it waited.
             Exception: what ``state_dict()`` of the world's state raises, and the world is broken then.
         """
         return self._advances.advance()

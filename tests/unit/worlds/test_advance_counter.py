@@ -49,3 +49,17 @@ def test_nothing_may_have_come_of_it_meanwhile(late):
 def test_a_generation_begins_with_a_new_step(late):
     late.begin(1)
     assert (late.advance(), late.count) == (False, 2)
+
+
+def test_an_interrupt_at_the_limit_does_not_let_the_member_pass_it():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    counter = AdvanceCounter()
+    assert (counter.propose(), counter.advance()) == (1, True)
+    with pytest.raises(KeyboardInterrupt):
+        counter.enters(interrupted, time.monotonic() + 30)
+    assert (counter.advance(), counter.count) == (True, 1), "others may have agreed on this one"
+    counter.decide(1)
+    assert counter.enters(works, time.monotonic())
+    assert (counter.advance(), counter.count) == (False, 2), "that one has come to its end"
