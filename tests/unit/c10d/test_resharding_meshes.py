@@ -1,0 +1,82 @@
+"""What becomes of sharded tensors whose mesh has some of the members only; mesh and world are played."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from multiworld._c10d.elastic.resharding import reshard  # noqa: E402  (torch may be missing)
+
+
+class Elsewhere(torch.Tensor):
+    """A DTensor as a member outside of its mesh has it."""
+
+    device_mesh = SimpleNamespace(get_coordinate=lambda: None)
+
+    def __create_chunk_list__(self):
+        return [SimpleNamespace(offsets=torch.Size([]), sizes=torch.Size([0]))]
+
+    def to_local(self):
+        return torch.empty(0)
+
+
+class World:
+    """Rank 0 of two members; the other one says `theirs`."""
+
+    rank = 0
+
+    def __init__(self, theirs):
+        self.theirs = theirs
+        self.given = []
+
+    def _pinned(self):
+        return self
+
+    def gather_bytes(self, mine):
+        everyones = (mine, json.dumps(self.theirs).encode())
+        return [torch.tensor(list(each), dtype=torch.uint8) for each in everyones]
+
+    def isend(self, tensor, rank):
+        self.given.append((tensor, rank))
+        return SimpleNamespace(wait=lambda: None)
+
+    def irecv(self, tensor, rank):
+        assert rank == 1
+        tensor.fill_(7.0)
+        return SimpleNamespace(wait=lambda: None)
+
+
+def elsewhere(*shape):
+    return torch.zeros(shape).as_subclass(Elsewhere)
+
+
+def known(path, *shape):
+    return json.dumps([[path], "torch.float32", list(shape)])
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_a_member_gets_from_the_others_what_has_a_mesh_without_it(shape):
+    whole = [[0] * len(shape), list(shape)]
+    name = known("a", *shape)
+    want = torch.zeros(shape)
+    world = World([1, {name: whole}, {}])
+    assert reshard(world, {"a": elsewhere(*shape)}, {"a": want}, 1) == []
+    assert (want == 7.0).all()
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_a_member_gives_what_only_others_want(shape):
+    whole = [[0] * len(shape), list(shape)]
+    have = torch.ones(shape)
+    world = World([None, {}, {known("a", *shape): whole}])
+    assert reshard(world, {"a": have}, {"a": elsewhere(*shape)}, 1) == []
+    ((given, rank),) = world.given
+    assert (given.shape, rank) == (have.shape, 1)
+
+
+def test_what_is_nowhere_but_outside_of_its_mesh_is_missing():
+    assert reshard(World([None, {}, {}]), {"a": elsewhere(4)}, {"a": torch.zeros(4)}, 1) == ["a"]
