@@ -23,7 +23,7 @@ import torch
 from torch.distributed.utils import _sync_params_and_buffers, _verify_param_shape_across_processes
 from torch.nn.parallel import distributed
 
-from multiworld._c10d.elastic.group import ElasticGroup
+from multiworld._c10d.elastic.group import ElasticGroup, group_of_block
 from multiworld._c10d.fault_classification import classify
 from multiworld._c10d.gloo import lane_only
 from multiworld._c10d.routing.ended_groups import ended, is_ended
@@ -272,6 +272,7 @@ class _Follower:
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         model: Any = self._model()
         generation = self._group.generation()
+        group_of_block(generation)  # raises in an older one's: others wait there for another operation
         self.state, _here.last = generation.c10d, weakref.ref(self)
         try:
             if self._alike != generation.number:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["ElasticGeneration", "ElasticGroup"]
+__all__ = ["ElasticGeneration", "ElasticGroup", "group_of_block"]
 
 _ProcessGroup: Any = torch._C._distributed_c10d.ProcessGroup
 
@@ -93,21 +93,35 @@ class ElasticGroup(StandIn, _ProcessGroup):  # type: ignore[misc, unused-ignore]
     def _asked(self, name: str) -> Any:
         """Return an attribute of the process group that is meant here and now."""
         present = self.generation()
-        group, selected = present.pg, current()
-        if selected is not None and selected is not present.c10d and selected.name == present.world:
-            group = selected.default_pg  # raises, if that generation is broken
-            if group is None:
-                raise WorldClosedError(
-                    present.world,
-                    f"world {present.world!r}: this block's generation, {selected.generation}, was closed",
-                    rule="A block belongs to the generation in which it was entered",
-                    next_step="Enter it anew: `with world:`",
-                )
+        group, of_block = present.pg, group_of_block(present)
+        if of_block is not None:
+            group = of_block
         if name in _called_by_cxx and present.c10d.traffic is None:
             function = PLAIN[name]
             getattr(group, name)  # raises, if it is over
             return lambda *args, **kwargs: function(group, *args, **kwargs)
         return getattr(group, name)
+
+
+def group_of_block(present: ElasticGeneration) -> Any:
+    """Return the process group of another generation of the world, in whose block this is; None elsewhere.
+
+    Raises:
+        Exception: the world's, of that generation, if it is broken.
+        WorldClosedError: it was closed.
+    """
+    selected = current()
+    if selected is None or selected is present.c10d or selected.name != present.world:
+        return None
+    group = selected.default_pg
+    if group is None:
+        raise WorldClosedError(
+            present.world,
+            f"world {present.world!r}: this block's generation, {selected.generation}, was closed",
+            rule="A block belongs to the generation in which it was entered",
+            next_step="Enter it anew: `with world:`",
+        )
+    return group
 
 
 def _forwarded(name: str) -> Any:

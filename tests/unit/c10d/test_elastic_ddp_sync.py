@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from multiworld._c10d.elastic import ddp  # noqa: E402  (torch may be missing)
+from multiworld._c10d.routing.selection import selected  # noqa: E402
+from multiworld.errors import WorldClosedError  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -85,3 +87,41 @@ def test_on_nccl_a_member_has_its_own_until_the_sending_has_ended(sending):
     with pytest.raises(RuntimeError, match="aborted"):
         follow(net, types.SimpleNamespace(settle=settle))
     assert net.values() == {"weight": {0.0}, "scale": {0.0}, "mine": {0.0}}
+
+
+class Counted(Model):
+    """Counts its forward passes."""
+
+    passes = 0
+
+    def forward(self):
+        self.passes += 1
+
+
+class Broken:
+    """The state of a generation that broke."""
+
+    name, generation = "w", 1
+
+    @property
+    def default_pg(self):
+        raise ConnectionError("rank 1 was lost")
+
+
+def test_a_block_of_an_older_generation_raises_that_ones_error():
+    present = types.SimpleNamespace(name="w", generation=2, default_pg=None)
+    generation = types.SimpleNamespace(number=2, rank=0, world="w", pg=None, c10d=present)
+    model = Counted()
+    follower = ddp._Follower(model, types.SimpleNamespace(generation=lambda: generation))
+    follower._alike = 2
+    closed = types.SimpleNamespace(name="w", generation=1, default_pg=None)
+    with selected(closed), pytest.raises(WorldClosedError, match="this block's generation, 1, was closed"):
+        follower()
+    with selected(Broken()), pytest.raises(ConnectionError, match="rank 1 was lost"):
+        follower()
+    assert (model.passes, follower.state) == (0, None)
+    # Blocks of the present generation, and of other worlds.
+    for state in (present, types.SimpleNamespace(name="other", generation=1, default_pg=None)):
+        with selected(state):
+            follower()
+    assert model.passes == 2
