@@ -29,6 +29,7 @@ from multiworld.errors import (
     JoinAbandonedError,
     JoinTimeoutError,
     StateTransferError,
+    WorldClosedError,
 )
 from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.logs.handler import from_environment
@@ -324,6 +325,12 @@ def _join_assigned(
                 raise
             tries.known = True
             time.sleep(AGAIN)
+        except WorldClosedError as error:
+            closed = given_up()
+            _close_new(handle, world)
+            if closed:  # while its state was brought
+                raise _closed_meanwhile(plan) from error
+            raise
         except BaseException:
             _close_new(handle, world)
             raise

@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from multiworld._join import join
-from multiworld.errors import JoinTimeoutError, StateTransferError, StoreUnreachableError, WorldError
+from multiworld.errors import (
+    JoinAbandonedError,
+    JoinTimeoutError,
+    StateTransferError,
+    StoreUnreachableError,
+    WorldClosedError,
+    WorldError,
+)
 
 
 @pytest.fixture
@@ -65,6 +72,27 @@ def test_a_member_that_joins_again_keeps_its_handle_and_knows_of_its_state(late)
     error, closes = late(torn=True, world=world)
     assert type(error) is JoinTimeoutError
     assert not closes
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_world_that_is_closed_while_its_state_is_brought_is_no_longer_joined(monkeypatch, closed, again):
+    """Closed by another thread; a state's own methods may use other worlds, that are closed."""
+    handle = SimpleNamespace(_closes=0, close=lambda _seconds: closes.append(handle))
+    closes = []
+
+    def brought(handle, _kept):
+        handle._closes += closed
+        raise WorldClosedError("w", "world 'w' (generation 2) was closed")
+
+    monkeypatch.setattr(join, "_join_once", lambda *_: handle)
+    monkeypatch.setattr(join, "bring_up_to_date", brought)
+    plan = SimpleNamespace(name="w", who="seat 'b'")
+    with pytest.raises(JoinAbandonedError if closed else WorldClosedError, match="was closed"):
+        join._join_assigned(
+            plan, handle if again else None, lambda: False, 0.0, join._Tries(contextlib.ExitStack())
+        )
+    assert closes == ([] if again else [handle])
 
 
 @pytest.fixture
