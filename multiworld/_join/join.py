@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld import background_threads, settings
 from multiworld._core.state_machine import Announced, Joined, JoinFailed, Stage
@@ -562,6 +562,10 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
         return await asyncio.shield(result)
     except asyncio.CancelledError:
         stop.set()
+        found: Any = registry.worlds().get(plan.name)
+        if found is not None and found._plan is plan and found.state is State.ACTIVE:  # noqa: SLF001
+            # This join's: it waits for its state, which may take long.
+            background_threads.call(partial(found.close, UNDO_BUDGET), f"m8d-close-{plan.name}")
         # The thread undoes its work, or closes the world that came after all: even if this is cancelled once
         # more, or takes longer than that.
         result.add_done_callback(lambda late: _close_late(late, taken))

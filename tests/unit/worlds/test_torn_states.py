@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from multiworld.errors import (
     WorldClosedError,
     WorldError,
 )
+from multiworld.events import State
 
 
 @pytest.fixture
@@ -93,6 +96,39 @@ def test_a_world_that_is_closed_while_its_state_is_brought_is_no_longer_joined(m
             plan, handle if again else None, lambda: False, 0.0, join._Tries(contextlib.ExitStack())
         )
     assert closes == ([] if again else [handle])
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_join_that_is_cancelled_while_its_state_is_brought_closes_its_world_at_once(monkeypatch, mine):
+    plan, begun, closed, given_up = SimpleNamespace(name="w"), threading.Event(), [], threading.Event()
+    threads = threading.enumerate()
+
+    def close(_seconds):
+        closed.append("w")
+        given_up.set()
+
+    def run(_cancelled):
+        begun.set()
+        assert given_up.wait(30)
+        raise JoinAbandonedError("w", "world 'w' was closed")
+
+    handle = SimpleNamespace(_plan=plan if mine else SimpleNamespace(), state=State.ACTIVE, close=close)
+    monkeypatch.setattr(join, "registry", SimpleNamespace(worlds=lambda: {"w": handle}))
+
+    async def cancel():
+        task = asyncio.ensure_future(join._threaded(plan, run))
+        assert await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    if mine:
+        assert given_up.wait(30)
+    given_up.set()
+    for thread in set(threading.enumerate()) - set(threads):
+        thread.join(30)
+    assert closed == ["w"] * mine, "another one of that name stays"
 
 
 @pytest.fixture
