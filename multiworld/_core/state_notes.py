@@ -4,7 +4,8 @@ One transfer, in order (the receiver left, the provider right):
 
 | receiver | provider | with |
 |---|---|---|
-| HELLO | | number of the transfer, bytes and checksum of what follows: the tensors that it has |
+| HELLO | | number of the transfer, bytes and checksum of what follows: the tensors that it has; 1 |
+| | BUSY | nothing: it compares these with its own; once in a while, where HELLO came with that 1 |
 | | OFFER | bytes and checksum of the description, number of tensors, bytes of the tensors that will come |
 | GO | | nothing; or GONE, if it does not wait any more: then its next HELLO counts |
 | | | the description |
@@ -49,6 +50,7 @@ class Kind(enum.IntEnum):
     SUMS = 7
     DONE = 8
     FAILED = 9
+    BUSY = 10
 
 
 class Note(NamedTuple):

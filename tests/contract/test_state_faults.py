@@ -6,6 +6,7 @@ import mmap
 import struct
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from kits.meetkit import PATIENCE
 from statekit import nothing_posted, same, soon
 
-from multiworld._c10d.lane import state_line
+from multiworld._c10d.lane import state_line, state_sums, state_tensors
 from multiworld._c10d.lane.state_line import Line
 from multiworld._c10d.lane.state_transfer import receive_state, send_state
 from multiworld._core import state_pieces
@@ -130,6 +131,76 @@ def test_what_was_kept_goes_to_where_it_belongs(lanes, pair):
     assert pair[0].sent == before
     assert same(into, state)
     assert all(got[each] is into[each] for each in state)
+
+
+# -- what was kept is compared ---------------------------------------------------------------------------------
+
+
+def had(lanes):
+    """A state, and what a member has that got it whole from a provider."""
+    state, kept = layers(), {}
+    provider, receiver = lanes.connect(2)
+    sent = lanes.give(provider, state)
+    receive(receiver, kept=kept)
+    sent.result(PATIENCE)
+    assert len(kept) == MANY
+    return state, kept
+
+
+def test_a_provider_may_compare_for_longer_than_the_receiver_s_patience(lanes, pair, monkeypatch):
+    state, kept = had(lanes)
+    checksum = state_sums._checksum
+
+    def slowly(piece):
+        time.sleep(0.3)
+        return checksum(piece)
+
+    monkeypatch.setattr(state_sums, "_WORKERS", 1)
+    monkeypatch.setattr(state_sums, "_checksum", slowly)
+    began = time.monotonic()
+    sent = lanes.give(pair[0], state, within=4.0, patience=4.0)
+    assert same(receive(pair[1], kept=kept, deadline=soon(4.0), patience=4.0), state)
+    sent.result(PATIENCE)
+    assert time.monotonic() - began > 4.5
+    assert pair[0].sent == 0
+
+
+@pytest.mark.parametrize(("knows", "heard"), [((), Kind.OFFER), ((1,), Kind.BUSY)])
+def test_only_a_receiver_that_knows_it_is_told_that_the_provider_compares(
+    lanes, pair, monkeypatch, knows, heard
+):
+    """One of an older version takes it for an error."""
+    state, kept = had(lanes)
+    monkeypatch.setattr(state_line, "_BUSY_BELOW", 1.0)  # at each part
+    announced = [(path, *state_tensors.form(tensor), checksum) for path, (tensor, checksum) in kept.items()]
+    data = flatten(announced, lambda _: False)[0].encode()
+    sent = lanes.give(pair[0], state, patience=PATIENCE)
+    line = Line(pair[1], 0, soon(), 7, PATIENCE)
+    line.tell(Kind.HELLO, 7, len(data), zlib.crc32(data), *knows)
+    line.send_text(data)
+    assert line.hear(Kind.OFFER, Kind.BUSY).kind is heard
+    line.tell(Kind.FAILED, text="that was all")
+    with pytest.raises(StateTransferError, match="that was all"):
+        sent.result(PATIENCE)
+
+
+def test_a_provider_does_not_go_on_comparing_in_a_world_that_is_over(lanes, pair, monkeypatch):
+    state, kept = had(lanes)
+    provider, receiver = pair
+    checksum, compared = state_sums._checksum, []
+
+    def last(piece):
+        compared.append(piece)
+        provider.endpoint.fail(ConnectionError("the world is over"))
+        return checksum(piece)
+
+    monkeypatch.setattr(state_sums, "_checksum", last)
+    sent = lanes.give(provider, state)
+    with pytest.raises(ConnectionResetError, match="a member is lost"):
+        receive(receiver, kept=kept)
+    with pytest.raises(ConnectionError, match="the world is over"):
+        sent.result(PATIENCE)
+    assert len(compared) < MANY
 
 
 # -- damage ----------------------------------------------------------------------------------------------------

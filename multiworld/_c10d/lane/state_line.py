@@ -36,6 +36,8 @@ TRANSFERS = 1 << 30
 """Numbers of transfers are 1 and more, and below this: each has two tags."""
 
 _CHANNEL = number_of("m8d:state")
+_BUSY_BELOW = 0.75
+"""Part of the patience that is left when the other end is told that this one is at work."""
 _LEAST = 1e-6  # seconds: 0 is the world's timeout
 
 
@@ -98,6 +100,26 @@ class Line:
             text = f"rank {self.peer} gave up: {note.text}"
             raise self.failed(text, "See there why, and begin again", GaveUpError)
         raise self.failed(f"rank {self.peer} said {note.kind.name} where {kinds[0].name} was due")
+
+    def go_on(self, *, tell: bool) -> None:
+        """Called while this end works on what it has heard: its patience begins anew, and the other end's.
+
+        Args:
+            tell: whether the other end knows `Kind.BUSY`.
+
+        Raises:
+            Exception: the lane's: the world is over.
+        """
+        endpoint = self._messages.endpoint
+        receive = endpoint.post_receive(self.peer, _CHANNEL, 2 * self.transfer + 1, memoryview(b""))
+        if receive.error is not None:
+            self._messages.raise_explained(receive.error)
+        endpoint.cancel(receive)
+        now = time.monotonic()
+        if self._patience is not None and self._deadline - now < _BUSY_BELOW * self._patience:
+            self._deadline = now + self._patience
+            if tell:
+                self.tell(Kind.BUSY)
 
     def give_up(self, error: BaseException) -> None:
         """Tell the other end why this one ends the transfer, if it still wants to know."""

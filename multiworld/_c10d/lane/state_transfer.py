@@ -75,23 +75,23 @@ def send_state(
     provided = False
     while not provided:
         line = Line(messages, receiver_rank, deadline, patience=patience)
-        transfer, size, checksum, _ = line.hear(Kind.HELLO).numbers
+        transfer, size, checksum, knows_busy = line.hear(Kind.HELLO).numbers
         if not 0 < transfer < TRANSFERS:
             raise line.failed(f"it has number {transfer}")
         line.transfer = transfer
         try:
             announced = _read(line.receive_text(size, checksum), line)
-            provided = _provide(line, state, announced, progress)
+            provided = _provide(line, state, announced, progress, tell=bool(knows_busy))
         except BaseException as error:
             line.give_up(error)
             raise
 
 
-def _provide(line: Line, state: object, announced: Any, progress: Progress | None) -> bool:
+def _provide(line: Line, state: object, announced: Any, progress: Progress | None, *, tell: bool) -> bool:
     """Send a state; False if its receiver was gone before it came to that."""
     text, leaves = flatten(state, state_tensors.is_tensor)
     forms = [state_tensors.sendable_form(path, tensor) for path, tensor in leaves]
-    there = _already_there(line, leaves, forms, announced)
+    there = _already_there(line, leaves, forms, announced, tell=tell)
     described, _ = flatten([text, [(*each, at in there) for at, each in enumerate(forms)]], _none)
     coming = [at for at in range(len(forms)) if at not in there]
     total = sum(forms[at].nbytes for at in coming)
@@ -141,27 +141,27 @@ def _send_parts(
 
 
 def _already_there(
-    line: Line, leaves: list[tuple[Path, Tensor]], forms: list[Form], announced: Any
+    line: Line, leaves: list[tuple[Path, Tensor]], forms: list[Form], announced: Any, *, tell: bool
 ) -> frozenset[int]:
-    """Return which tensors the receiver has already, with the same values."""
+    """Return which tensors the receiver has already, with the same values; it is told meanwhile if `tell`."""
     known = {path: at for at, (path, _) in enumerate(leaves)}
     try:
         said = {path: (Form(dtype, shape), checksum) for path, dtype, shape, checksum in announced}
     except (TypeError, ValueError) as error:
         raise line.failed("what was announced are no tensors") from error
-    found = set()
-    for path, (form, checksum) in said.items():
-        at = known.get(path)
-        if at is None or forms[at] != form:
-            continue
-        with contextlib.closing(Sums()) as sums:
-            for part in state_tensors.parts_of(forms, [at]):
-                sums.settle(state_pieces.CHUNK)
-                for piece in part:
-                    sums.add(piece, _data(leaves[at], piece))
-            if sums.whole(at) == checksum:
-                found.add(at)
-    return frozenset(found)
+    theirs = {
+        known[path]: checksum
+        for path, (form, checksum) in said.items()
+        if path in known and forms[known[path]] == form
+    }
+    with contextlib.closing(Sums()) as sums:
+        for part in state_tensors.parts_of(forms, theirs):
+            line.go_on(tell=tell)
+            sums.settle(state_pieces.CHUNK)
+            for piece in part:
+                sums.add(piece, _data(leaves[piece.tensor], piece))
+        line.go_on(tell=tell)
+        return frozenset(at for at, checksum in theirs.items() if sums.whole(at) == checksum)
 
 
 def _data(leaf: tuple[Path, Tensor], piece: Piece) -> Tensor:
@@ -242,9 +242,11 @@ def _receive(
 ) -> Any:
     announced = [(path, *state_tensors.form(tensor), sum_) for path, (tensor, sum_) in has.items()]
     data = flatten(announced, _none)[0].encode()
-    line.tell(Kind.HELLO, line.transfer, len(data), zlib.crc32(data))
+    line.tell(Kind.HELLO, line.transfer, len(data), zlib.crc32(data), 1)
     line.send_text(data)
-    size, checksum, count, total = line.hear(Kind.OFFER).numbers
+    while (heard := line.hear(Kind.OFFER, Kind.BUSY)).kind is Kind.BUSY:
+        pass  # it compares what is here with its own
+    size, checksum, count, total = heard.numbers
     line.tell(Kind.GO)
     text, forms, there = _description(_read(line.receive_text(size, checksum), line), line)
     paths: list[Path] = []
