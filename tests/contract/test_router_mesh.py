@@ -75,6 +75,8 @@ def test_a_mesh_means_its_world_wherever_it_is_used(kit):
             assert hash(mesh["y"]) == hash(wanted)
             assert world_of(mesh["y"]) is a
             assert mesh["y"].get_group() is wanted.get_group()
+            assert wanted.mesh.tolist() == [0, 1]
+            assert mesh["x"].mesh.tolist() == [1, 3]
     assert len(dict.keys(b.pg_map)) == 1
 
 
