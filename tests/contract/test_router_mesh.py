@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -119,6 +120,19 @@ def test_a_mesh_of_a_world_that_is_gone_is_still_a_mesh(kit):
     assert mesh == mesh  # noqa: PLR0124  (it must not raise)
     assert hash(mesh) == hash(mesh)
     assert mesh.size() == 4
+
+
+def test_a_mesh_that_is_kept_holds_no_group_of_a_world_that_is_gone(kit):
+    """The caches of DTensor keep meshes for good, and copies of them."""
+    a = fake(kit, "a")
+    mesh, equal = made_in(a, 2, 2), made_in(a, 2, 2)
+    with router.selected(a):
+        kept = [mesh, equal, mesh["y"], copy.copy(mesh)]
+        from_group = DeviceMesh.from_group(mesh.get_group("y"), "cpu")
+    groups = [weakref.ref(each.get_group(name)) for each in (mesh, equal) for name in ("x", "y")]
+    a.forget()
+    assert [each() for each in groups] == [None] * 4
+    assert [world_of(each) for each in (*kept, from_group)] == [None] * 5
 
 
 def test_the_sharding_cache_does_not_mix_worlds(kit):

@@ -56,6 +56,8 @@ def install(patches: Patches) -> None:
                 next_step="Use a torch of multiworld's compatibility table, or a newer multiworld",
             )
     patches.set(mesh_class, "__init__", _marking(mesh_class.__init__))
+    if "__setstate__" in vars(mesh_class):
+        patches.set(mesh_class, "__setstate__", _restoring(vars(mesh_class)["__setstate__"]))
     for name in (*_OF_THE_MESH, *_BY_TAG):
         if name in vars(mesh_class) and (name not in _BY_TAG or _searches(vars(mesh_class)[name])):
             patches.set(mesh_class, name, _at_home(vars(mesh_class)[name]))
@@ -93,8 +95,24 @@ def _marking(original: Any) -> Any:
         setattr(self, _FIELD, token if before is None else hash((before, token)))
         if getattr(self, "_hash", None):
             self._hash = None
+        _note(self)
 
     return init
+
+
+def _restoring(original: Any) -> Any:
+    @functools.wraps(original)
+    def setstate(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _note(self)
+
+    return setstate
+
+
+def _note(mesh: Any) -> None:
+    state = world_of(mesh)
+    if state is not None:
+        state.meshes[id(mesh)] = mesh
 
 
 def _at_home(original: Any) -> Any:

@@ -16,6 +16,7 @@ import operator
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +230,7 @@ class WorldState(c10d._World):
         operations: the log of calls that torch carries; None before the world is made.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
         compiler_groups: see `multiworld._c10d.routing.one_per_world`.
+        meshes: those made in this world that are still held, by identity: equal ones are several.
 
     Raises:
         RouterError: this torch's `_World` brings something unknown.
@@ -250,6 +252,7 @@ class WorldState(c10d._World):
         self.operations: LogsCalls | None = None
         self.traffic: Traffic | None = None
         self.compiler_groups: dict[str, Any] = {}
+        self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.enter = entering(self)
         self.ready: Any = None
         self._late: MakesGroup | None = None
@@ -413,6 +416,11 @@ class WorldState(c10d._World):
         self.unregister_names()
         if self._make_error is not None:
             remember(tuple(self.pg_map), self._make_error)
+        for reference in self.meshes.valuerefs():
+            # In torch 2.13 a mesh holds its groups, and the caches of DTensor hold meshes for good.
+            registry = getattr(reference(), "_pg_registry", None)
+            if registry is not None:
+                registry.clear()
         group, self._default_pg, self.ready, self._late = self._default_pg, None, None, None
         maps = [each for each in vars(self).values() if isinstance(each, _RoutedMap)]
         if group is not None:
