@@ -13,7 +13,7 @@ from routerkit import routed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from multiworld._c10d.routing import mesh as mesh_module
-from multiworld._c10d.routing import router
+from multiworld._c10d.routing import router, selection
 from multiworld._c10d.routing.mesh import world_of
 from multiworld.errors import RouterError
 
@@ -79,6 +79,44 @@ def test_a_mesh_means_its_world_wherever_it_is_used(kit):
             assert wanted.mesh.tolist() == [0, 1]
             assert mesh["x"].mesh.tolist() == [1, 3]
     assert len(dict.keys(b.pg_map)) == 1
+
+
+def facts_of(mesh, group):
+    """What a mesh of torch's own default group says of this process and its groups."""
+    return [
+        mesh.get_rank(),
+        mesh.get_local_rank("x"),
+        mesh["y"].mesh.tolist(),
+        list(mesh["y"].get_coordinate()),
+        dist.get_process_group_ranks(mesh["y"].get_group()),
+        world_of(mesh["y"]),
+        list(DeviceMesh.from_group(group, "cpu").get_coordinate()),
+        world_of(DeviceMesh.from_group(group, "cpu")),
+    ]
+
+
+def test_a_mesh_of_torchs_own_group_means_that_inside_a_world(kit):
+    kit.own(backend="fake", rank=1, size=4)
+    mesh = made_in(None, 2, 2)
+    group = mesh.get_group("y")
+    a = kit.world("a", backend="fake", rank=2, size=4)
+    wanted = [1, 0, [0, 1], [1], [0, 1], None, [1], None]
+    assert facts_of(mesh, group) == wanted
+    seen = []
+    with router.selected(a):
+        seen.append(facts_of(mesh, group))
+        with selection.Tracing():  # as where torch's compiler asks a mesh
+            seen.append(facts_of(mesh, group))
+        x = torch.ones(1, requires_grad=True)
+        x.register_hook(lambda _: seen.append(facts_of(mesh, group)))
+        x.sum().backward()
+        seen.append(dist.get_rank())
+    assert seen == [wanted, wanted, wanted, 2]
+    if hasattr(DeviceMesh, "_flatten"):
+        with router.selected(a):
+            flat = mesh._flatten("all")
+        assert world_of(flat) is None
+        assert flat.get_group() is dist.group.WORLD
 
 
 def test_a_flattened_mesh_belongs_to_its_world(kit):

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import device_mesh
 
-from multiworld._c10d.routing.selection import current, selected
-from multiworld._c10d.routing.state import WorldState, owner_of, with_token
+from multiworld._c10d.routing.selection import current, selected, unasked
+from multiworld._c10d.routing.state import WorldState, original_world, owner_of, with_token
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from multiworld._c10d.monkeypatch import Patches
 
 __all__ = ["install", "world_of"]
@@ -30,6 +32,7 @@ _OF_THE_MESH = ("__getitem__", "_flatten", "_unflatten", "get_rank", "get_local_
 _BY_TAG = ("get_group", "get_all_groups")
 _FIELD = "_thread_id"
 _MINE = "_m8d_token"
+_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 def world_of(mesh: Any) -> WorldState | None:
@@ -81,15 +84,18 @@ def _searches(method: Any) -> bool:
 
 
 def _marking(original: Any) -> Any:
+    of_a_root = _at_home(original)
+
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
         root = kwargs.get("_root_mesh")
         state = current()
         token = (None if state is None else state.token) if root is None else vars(root).get(_MINE)
+        if token is not None:
+            vars(self)[_MINE] = token
+        (original if root is None else of_a_root)(self, *args, **kwargs)
         if token is None:
             return
-        vars(self)[_MINE] = token
         before = getattr(self, _FIELD)
         # torch 2.4 tells the meshes of two threads apart; so they stay, within a world.
         setattr(self, _FIELD, token if before is None else hash((before, token)))
@@ -119,7 +125,10 @@ def _at_home(original: Any) -> Any:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _MINE not in vars(self):
-            return original(self, *args, **kwargs)
+            if _compiling() or unasked() is None or not _has_own():
+                return original(self, *args, **kwargs)
+            with selected(None):
+                return original(self, *args, **kwargs)
         state = world_of(self)
         if state is None or state is current():
             return original(self, *args, **kwargs)
@@ -129,6 +138,11 @@ def _at_home(original: Any) -> Any:
     return method
 
 
+def _has_own() -> bool:
+    # Else a mesh without a world was loaded, and means the world that it is loaded in.
+    return original_world().default_pg is not None
+
+
 def _from_group(descriptor: Any) -> Any:
     original = descriptor.__func__
 
@@ -136,7 +150,8 @@ def _from_group(descriptor: Any) -> Any:
     def from_group(group: Any, *args: Any, **kwargs: Any) -> Any:
         first = group[0] if isinstance(group, (list, tuple)) and group else group
         owner = owner_of(first)
-        if owner is None or owner is current():
+        own = owner is None and first in original_world().pg_map
+        if owner is current() or not (owner or own):
             return original(group, *args, **kwargs)
         with selected(owner):
             return original(group, *args, **kwargs)

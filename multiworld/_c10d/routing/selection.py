@@ -123,16 +123,30 @@ def leave_instead(left: WorldState | None, name: str) -> WorldState | None:
 
 @contextlib.contextmanager
 def selected(state: WorldState | None) -> Iterator[None]:
-    """Select `state` for a block; re-entrant."""
+    """Select `state` for a block; re-entrant. None is torch's own, also in a backward pass of a world."""
     enter(state)
     try:
-        yield
+        if state is None and unasked() is not None:
+            with _nothing_else():
+                yield
+        else:
+            yield
     finally:
         leave()
 
 
 @contextlib.contextmanager
-def propagating(state: WorldState) -> Iterator[None]:
+def _nothing_else() -> Iterator[None]:
+    trace, _here.trace = getattr(_here, "trace", None), None
+    try:
+        with propagating(None):
+            yield
+    finally:
+        _here.trace = trace
+
+
+@contextlib.contextmanager
+def propagating(state: WorldState | None) -> Iterator[None]:
     """Let the C++ threads that run work for this block see `state` as selected.
 
     Only torch's own thread-local state is inherited by them. It is set back before the block's thread can do
