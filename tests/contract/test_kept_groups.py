@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from kits.meetkit import until
 from torch.distributed import device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +22,9 @@ def operations(group, peer):
     """Of all the ways in which torch refuses a group that it does not know any more."""
     x = torch.ones(1)
     return {
+        "functional": lambda: funcol.all_reduce(x, "sum", group) + 0,
+        "isend": lambda: dist.isend(x, peer, group=group),
+        "batch": lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer, group=group)]),
         "all_reduce": lambda: dist.all_reduce(x, group=group),
         "of another dtype": lambda: dist.all_reduce(torch.tensor([True]), group=group),
         "broadcast": lambda: dist.broadcast(x, 0, group=group),
@@ -60,6 +64,9 @@ def keeps_groups(me, size):
                 me.emit("asked", seconds=time.monotonic() - began)
 
     ask("outside")
+    if me.rank == 1:
+        with w:
+            ask("in the broken world's block")
     w.rejoin()
     ask("of the generation before")
     with w:
@@ -133,13 +140,14 @@ def finds_groups_by_name(me, size):
             me.emit("told", **outcome(sharded.full_tensor))
             if hasattr(device_mesh, "_resolve_process_group"):  # torch 2.6 finds them by their ranks
                 me.emit("told", **outcome(lambda: dist.all_reduce(torch.ones(1), group=mesh.get_group())))
+    me.emit("told", **outcome(sharded.full_tensor))  # outside
     me.emit("over")
     w.close()
 
 
 @pytest.mark.skipif(TORCH < (2, 6), reason="this torch finds no group by its name")
-def test_groups_that_are_found_by_name_raise_the_worlds_error_in_the_block(cast):
-    """Also once they are freed, and their names with them."""
+def test_groups_that_are_found_by_name_raise_the_worlds_error(cast):
+    """Also once they are freed, and their names with them, in the block and outside."""
     members = cast.all(finds_groups_by_name, 2)
     lose_one(members)
     members[0].expect("over")

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from routerkit import routed
+from torch.distributed import distributed_c10d
 
-from multiworld._c10d.routing import router
+from multiworld._c10d.routing import ended_groups, router
 from multiworld.errors import BrokenWorldException
 
 # gloo has no bitwise reduction of floats: an error that needs no second process.
@@ -116,6 +117,25 @@ def test_an_explicit_group_is_its_worlds_wherever_it_is_used(kit, world):
             dist.all_reduce(failing(), BAD, world.group)
         with router.selected(selected), pytest.raises(BrokenWorldException):
             dist.all_reduce(failing(), op=BAD, group=world.group)
+
+
+@pytest.mark.usefixtures("kit")
+def test_a_name_is_of_the_world_that_is_gone_as_long_as_that_is_among_the_last():
+    def end(name):
+        state = router.WorldState(name=name, generation=1)
+        state.break_(lambda: BrokenWorldException(name, "gone"))
+        state.forget()
+        return f"{state.prefix}0"
+
+    def told(name):
+        return original_of(lambda: distributed_c10d._resolve_process_group(name))
+
+    names = [end("w"), end("w:1")]
+    assert [told(name).world for name in names] == ["w", "w:1"]
+    for index in range(ended_groups._PREFIXES):
+        end(f"later {index}")
+    assert len(ended_groups._by_prefix) == ended_groups._PREFIXES
+    assert not isinstance(told(names[0]), BrokenWorldException)
 
 
 def test_a_work_waited_for_outside_its_world_keeps_its_error(world):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import inspect
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from multiworld.errors import MultiworldError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["QUESTIONS", "Departed", "ended", "facts", "facts_before", "refuse", "remember"]
+__all__ = [
+    "QUESTIONS", "Departed", "ended", "ended_by_name", "facts", "facts_before", "refuse", "remember",
+]  # fmt: skip
 
 QUESTIONS = frozenset(
     inspect.unwrap(getattr(c10d, name)).__code__
@@ -45,17 +48,28 @@ QUESTIONS = frozenset(
 _ends: weakref.WeakKeyDictionary[Any, Exception] = weakref.WeakKeyDictionary()
 """By process group of a world that is gone, as long as a program keeps it: what its operations raise."""
 
+_lock = threading.Lock()
+_PREFIXES = 256
+_by_prefix: dict[str, Exception] = {}
+"""By what the names of a world's groups began with, of the last worlds that are gone: the same error."""
 
-def remember(groups: Iterable[Any], make_error: Callable[[], Exception]) -> None:
+
+def remember(groups: Iterable[Any], prefix: str, make_error: Callable[[], Exception]) -> None:
     """Remember what operations on these groups raise from now on.
 
     Args:
         groups: of a world that is over.
+        prefix: what their names begin with.
         make_error: makes the error of a call in that world. It is not told to the block that this runs in.
     """
     error = contextvars.copy_context().run(make_error)
     for group in groups:
         _ends[group] = error
+    with _lock:
+        _by_prefix.pop(prefix, None)
+        _by_prefix[prefix] = error  # as the latest
+        if len(_by_prefix) > _PREFIXES:
+            del _by_prefix[next(iter(_by_prefix))]
 
 
 def refuse(group: Any) -> None:
@@ -72,7 +86,19 @@ def is_ended(group: Any) -> bool:
 
 def ended(error: BaseException, group: Any) -> BaseException | None:
     """Return what to raise instead of an operation's `error`, where the world of its `group` is gone."""
-    known = _ends.get(group)
+    return _instead(error, _ends.get(group))
+
+
+def ended_by_name(error: BaseException, name: str) -> BaseException | None:
+    """As `ended`, of a group whose name torch does not find any more."""
+    with _lock:
+        # A name of a world may have colons: that of `a` begins as that of `a:1` does.
+        prefix = max((each for each in _by_prefix if name.startswith(each)), key=len, default="")
+        known = _by_prefix.get(prefix)
+    return _instead(error, known)
+
+
+def _instead(error: BaseException, known: Exception | None) -> BaseException | None:
     if (
         known is None
         or isinstance(error, MultiworldError)

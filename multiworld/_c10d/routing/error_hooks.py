@@ -24,7 +24,7 @@ from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import lane_only, part_sizes
 from multiworld._c10d.lane import calls
-from multiworld._c10d.routing.ended_groups import ended, refuse
+from multiworld._c10d.routing.ended_groups import ended, ended_by_name, refuse
 from multiworld._c10d.routing.error_owner import guessed, stays, told, translated
 from multiworld._c10d.routing.functional_results import owner_of_results, returned
 from multiworld._c10d.routing.selection import current, propagating
@@ -176,7 +176,9 @@ def _functional(original: Any) -> Any:
         except Exception as error:
             try:
                 if owner is None:
-                    raise_instead(error, guessed(error, current()))
+                    raise_instead(
+                        error, _of_ended((*args, *kwargs.values()), error) or guessed(error, current())
+                    )
                 if owner.traffic is not None:
                     from multiworld._c10d.nccl import hooks  # noqa: PLC0415  (it imports this room)
 
@@ -199,12 +201,30 @@ def _resolving(original: Any) -> Any:
         try:
             return original(name)
         except RuntimeError as error:
-            state: WorldState | None = current()
-            # A group that was freed after its world's end has no name any more.
-            known = state is not None and name.startswith(state.prefix)
-            raise_instead(error, translated(error, state if known else None))
+            raise_instead(error, _of_name(error, name))
 
     return resolve
+
+
+def _of_name(error: BaseException, name: str) -> BaseException | None:
+    """Return what to raise instead of a call's error: a group freed after its world's end has no name any more."""
+    state: WorldState | None = current()
+    if state is not None and name.startswith(state.prefix):
+        return translated(error, state)
+    return ended_by_name(error, name)
+
+
+def _of_ended(args: tuple[Any, ...], error: BaseException) -> BaseException | None:
+    """Return what to raise instead of a functional collective's error, where its group's world is gone."""
+    found = (
+        _of_name(error, value)
+        if isinstance(value, str)
+        else ended(error, value)
+        if isinstance(value, _c.ProcessGroup)
+        else None
+        for value in args
+    )
+    return next((each for each in found if each is not None), None)
 
 
 def _named_among(args: tuple[Any, ...]) -> WorldState | None:
@@ -349,7 +369,7 @@ def _monitored(original: Any) -> Any:
             return function(group, *args, **kwargs)
         except Exception as error:
             try:
-                raise_instead(error, guessed(error, owner_of(group)))
+                raise_instead(error, ended(error, group) or guessed(error, owner_of(group)))
             finally:
                 del group, args, kwargs  # as above
 

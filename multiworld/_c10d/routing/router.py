@@ -28,6 +28,7 @@ from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.monkeypatch import Patches
 from multiworld._c10d.nccl import hooks
 from multiworld._c10d.routing import default_groups, error_hooks, mesh
+from multiworld._c10d.routing.ended_groups import refuse
 from multiworld._c10d.routing.selection import current, enter, leave, selected, top
 from multiworld._c10d.routing.state import (
     GROUP_MAPS,
@@ -344,6 +345,13 @@ def _ranking(original: Any) -> Any:
             owner = owner_of(group)
             if owner is not current():
                 return int(group.rank())
-        return int(original(group, global_rank))
+        try:
+            return int(original(group, global_rank))
+        except ValueError:
+            if group not in c10d._world.pg_group_ranks:
+                refuse(group)
+            raise
+        finally:
+            del group  # a kept exception has this frame
 
     return get_group_rank

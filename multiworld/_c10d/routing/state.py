@@ -413,9 +413,10 @@ class WorldState(c10d._World):
             _Living.states = tuple(state for state in _Living.states if state is not self)
             if _tokens.get(self.token) is self:
                 del _tokens[self.token]
-        self.unregister_names()
         if self._make_error is not None:
-            remember(tuple(self.pg_map), self._make_error)
+            # Before the names go: who does not find one asks for the error.
+            remember(tuple(self.pg_map), self.prefix, self._make_error)
+        self.unregister_names()
         for reference in self.meshes.valuerefs():
             # In torch 2.13 a mesh holds its groups, and the caches of DTensor hold meshes for good.
             registry = getattr(reference(), "_pg_registry", None)
