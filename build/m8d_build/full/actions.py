@@ -16,6 +16,7 @@ from m8d_build.series.apply import apply_series, revert_series, tree_version
 from m8d_build.series.receipt import load_receipt
 from m8d_build.sources.identity import differences, mismatch
 from m8d_build.wheel.inspect import TopicStatus, inspect_wheel
+from m8d_build.wheel.marking import mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +105,9 @@ class StandardActions:
 
     def _inspect(self, out: Path, stem: str, plan: FullPlan) -> Path:
         """Read the finished wheel again: it must say what was planned."""
-        found = sorted(out.glob(f"{stem}-{plan.python_tag}-*.whl"), key=lambda path: path.stat().st_mtime)
+        # An overlay build may lie beside it, for other platforms.
+        made = [path for path in out.glob(f"{stem}-{plan.python_tag}-*.whl") if mode_of(path) != "overlay"]
+        found = sorted(made, key=lambda path: path.stat().st_mtime)
         if not found:
             raise CheckFailed(f"no {stem} in {out}", rule="the step before puts it there")
         seen = inspect_wheel(found[-1], self.patches, scratch=plan.layout.work / "tmp")

@@ -13,6 +13,7 @@ from m8d_build.files.lock import LOCK_NAME, hold
 from m8d_build.full.finished import Finished, load_state, remaining, save_state
 from m8d_build.full.steps import Command
 from m8d_build.proc import run, tail_of
+from m8d_build.wheel.marking import mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,7 +160,8 @@ def _command(command: Command, step: Step, log: Path) -> None:
 
 def _is_there(path: str) -> bool:
     place = Path(path)
-    return any(place.parent.glob(place.name))
+    # An overlay build has the same name.
+    return any(each.suffix != ".whl" or mode_of(each) != "overlay" for each in place.parent.glob(place.name))
 
 
 def _make(folder: Path) -> None:

@@ -72,7 +72,7 @@ def write_marked(
         BuildError: see ``repack``.
     """
     target = out_dir / wheel_name(wheel, marker.local, platform)
-    if marker.mode == "overlay" and _mode(target) == "full":  # which took hours
+    if marker.mode == "overlay" and mode_of(target) == "full":  # which took hours
         raise OutputUnwritable(
             f"{target} is a full build",
             rule="an overlay build does not replace it, and has the same name",
@@ -96,7 +96,7 @@ def write_marked(
     return made
 
 
-def _mode(path: Path) -> str:
+def mode_of(path: Path) -> str:
     """Return how a wheel was built, "" if that cannot be read."""
     try:
         return parse_marker(open_wheel(path).read(MARKER_ENTRY)).mode

@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from kits.provenancekit import patched_wheel
 from rich.console import Console
 
 from m8d_build.cli import full as command
@@ -356,6 +357,12 @@ def test_a_finished_build_is_only_inspected_again(tmp_path, machine):
     assert second.ran == ("inspect",)
     assert second.wheel == first.wheel
     first.wheel.unlink()
+    assert run_full(plan, actions_of(tmp_path, series), Silent()).ran == ("finish", "inspect")
+    # An overlay build is none, wherever it came from.
+    overlay = patched_wheel(tmp_path).path
+    shutil.copy(overlay, first.wheel.with_name(first.wheel.name.replace("linux", "newer_linux")))
+    assert run_full(plan, actions_of(tmp_path, series), Silent()).wheel == first.wheel
+    shutil.copy(overlay, first.wheel)
     assert run_full(plan, actions_of(tmp_path, series), Silent()).ran == ("finish", "inspect")
 
 
