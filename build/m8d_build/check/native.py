@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,9 +11,13 @@ from m8d_build import proc
 from m8d_build.errors import PrerequisiteMissing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from m8d_build.environments.venvs import Environment
 
-__all__ = ["PROBES", "build_extension", "build_preload", "extension_command", "nccl_library"]
+__all__ = [
+    "PROBES", "build_extension", "build_preload", "extension_command", "nccl_library", "preloadable",
+]  # fmt: skip
 
 PROBES = Path(__file__).with_name("probes")
 _TIMEOUT = 300.0  # seconds; each takes about one
@@ -40,6 +46,19 @@ def build_preload(compiler: str, name: str, into: Path, log: Path) -> Path:
         next_step=_NEXT,
     )
     return made
+
+
+@contextmanager
+def preloadable(library: Path) -> Iterator[Path]:
+    """Yield a path of a library that LD_PRELOAD can hold: there a name ends at a space or a colon."""
+    if not {" ", ":"} & set(str(library)):
+        yield library
+        return
+    # Not in TMPDIR, which may have them, too. /tmp may forbid to load what is in it: that is a link alone.
+    with tempfile.TemporaryDirectory(prefix="m8d-preload-", dir="/tmp") as folder:
+        link = Path(folder, library.name)
+        link.symlink_to(library.absolute())
+        yield link
 
 
 def build_extension(compiler: str, made: Path, *, linked: Environment, run: Environment, log: Path) -> Path:

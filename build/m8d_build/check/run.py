@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from m8d_build import proc
 from m8d_build.check.cases import all_cases
 from m8d_build.check.jobs import Observed, observe, read_ends, supervisor_plan
-from m8d_build.check.native import PROBES, build_extension, build_preload
+from m8d_build.check.native import PROBES, build_extension, build_preload, preloadable
 from m8d_build.check.report import Report, Result, judge
 from m8d_build.check.subject import NO_MARKER, marker_outcome, read_subject, require_stock
 from m8d_build.check.trees import link_torch
@@ -183,7 +183,7 @@ def _compare(
         ) from exc
     work = Path(folder)
     with report.step(STEP_COMPILE):
-        bench = _bench(work, settings, base, patched, log)
+        bench = _bench(stack, work, settings, base, patched, log)
     seen_stock: Mapping[str, Observed] = {}
     if base is not None:
         with report.step(STEP_RUN_STOCK):
@@ -198,9 +198,17 @@ def _compare(
 
 
 def _bench(
-    work: Path, settings: Settings, base: Environment | None, patched: Environment, log: Path
+    stack: ExitStack,
+    work: Path,
+    settings: Settings,
+    base: Environment | None,
+    patched: Environment,
+    log: Path,
 ) -> _Bench:
-    preloads = {name: build_preload(settings.compiler, name, work, log) for name in ("one_gpu", "exits")}
+    preloads = {
+        name: stack.enter_context(preloadable(build_preload(settings.compiler, name, work, log)))
+        for name in ("one_gpu", "exits")
+    }
     extensions: dict[str, dict[str, Path]] = {"stock": {}, "patched": {}}
 
     def extension(name: str, linked: Environment, run: Environment) -> Path:

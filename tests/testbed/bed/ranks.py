@@ -75,6 +75,12 @@ class Launcher:
                 rule="the library is built before ranks are started",
                 next_step="Build it: python -m bed.build PYTHON",
             )
+        if library is not None and {" ", ":"} & set(str(library)):
+            raise BedError(
+                f"{library} cannot be preloaded",
+                rule="in LD_PRELOAD a name ends at a space or a colon",
+                next_step="Name a cache folder without them: M8D_CACHE",
+            )
         workdir.mkdir(parents=True, exist_ok=True)
         self._claim = _claim(workdir / "in-use")
         self._output = workdir / "forkserver.txt"

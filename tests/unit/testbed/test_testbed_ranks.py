@@ -323,6 +323,14 @@ def test_a_library_that_is_not_there(tmp_path):
         Launcher(PYTHON, tmp_path / "lib.so", workdir=tmp_path / "work")
 
 
+def test_a_library_whose_path_ends_early_in_ld_preload(tmp_path):
+    library = tmp_path / "my cache" / "lib.so"
+    library.parent.mkdir()
+    library.touch()
+    with pytest.raises(BedError, match=r"cannot be preloaded.*M8D_CACHE"):
+        Launcher(PYTHON, library, workdir=tmp_path / "work")
+
+
 def test_a_library_the_loader_refuses(tmp_path):
     """The loader says so on stderr and goes on without it; ranks would then run without a double."""
     toy = make_torch(tmp_path / "toy", cuda="13.0", nccl=True)

@@ -14,7 +14,7 @@ from m8d_build import proc
 from m8d_build.check import run as check_run
 from m8d_build.check.cases import ABORTED, Case, all_cases
 from m8d_build.check.jobs import End, Observed, observe, read_ends, supervisor_plan
-from m8d_build.check.native import PROBES, build_preload, extension_command, nccl_library
+from m8d_build.check.native import PROBES, build_preload, extension_command, nccl_library, preloadable
 from m8d_build.check.report import Report, Result, judge
 from m8d_build.check.subject import NO_MARKER, marker_outcome, read_subject, require_stock
 from m8d_build.check.trees import link_torch
@@ -362,6 +362,8 @@ VISIBLE Thing thing;
 @pytest.mark.compiler
 @pytest.mark.parametrize(("visibility", "twice"), [("default", True), ("hidden", False)])
 def test_exits_sees_an_object_that_two_libraries_would_destroy(tmp_path, visibility, twice):
+    tmp_path = tmp_path / "my folder: one"
+    tmp_path.mkdir()
     (tmp_path / "thing.cpp").write_text(SHARED)
     for name in ("one.so", "two.so"):
         proc.run(
@@ -384,7 +386,10 @@ def test_exits_sees_an_object_that_two_libraries_would_destroy(tmp_path, visibil
         "watch.m8d_destroyed_twice.restype = ctypes.c_char_p\n"
         "print(watch.m8d_destroyed_twice().decode())\n"
     )
-    ends = supervise(tmp_path, [{"name": "x", "programs": [program], "env": {"LD_PRELOAD": str(exits)}}])
+    with preloadable(exits) as loaded:
+        ends = supervise(tmp_path, [{"name": "x", "programs": [program], "env": {"LD_PRELOAD": str(loaded)}}])
+    assert loaded != exits
+    assert not loaded.parent.exists()
     assert ends["x"][0].returncode == 0, ends
     assert ends["x"][0].stdout.strip() == ("thing by one.so and two.so" if twice else "")
 
