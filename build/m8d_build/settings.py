@@ -21,7 +21,7 @@ class Settings:
 
     Attributes:
         cache: downloads, sources, environments and objects that outlive a run (M8D_CACHE; default: a folder
-            ``m8d`` under the user's cache folder). Safe to delete at any time.
+            ``m8d`` under the user's cache folder). Safe to delete while no run works with it.
         patches: the folder with targets.toml and the series.
         out: wheels and logs of this run (``out/`` in the working folder).
         compiler: the C++ compiler's command (M8D_CXX, then CXX, then ``g++``).

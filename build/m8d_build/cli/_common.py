@@ -57,7 +57,8 @@ def add_test_options(parser: argparse.ArgumentParser) -> None:
         "--no-keep",
         dest="keep",
         action="store_false",
-        help="remove the wheels and environments this run adds to the cache (about 6 GB for each version)",
+        help="remove the wheels and environments this run adds to the cache (about 6 GB for each version), "
+        "unless another run uses the cache",
     )
 
 

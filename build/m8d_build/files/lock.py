@@ -154,6 +154,8 @@ def _locked(cache: Path, kind: int, *, wait: float, found: str, rule: str) -> It
                         rule=rule,
                         next_step=f"Wait for its end, or use another folder with {CACHE_OPTION}",
                     ) from exc
+            except OSError as exc:  # a file system without locks
+                raise _unlockable(cache, exc, CACHE_OPTION) from exc
             time.sleep(0.1)
         yield
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -151,17 +151,21 @@ def packages_for(
     return final
 
 
-def remove_added(added: Sequence[Path], settings: Settings) -> None:
-    """Remove what a run added to the cache; all of it stays while another run uses the cache."""
+def remove_added(added: Sequence[Path], settings: Settings, report: Reporter) -> None:
+    """Remove what a run added to the cache; while another run uses the cache, say that all of it stays."""
     if not added:
         return
     root = settings.cache / "envs"
-    with suppress(BuildBusy), pruning(settings.cache):
-        for path in added:
-            if path.parent == root and path.name.startswith("torch-"):
-                Environments(root).prune({other.name for other in root.iterdir()} - {path.name})
-            else:
-                remove_tree(path)
+    try:
+        with pruning(settings.cache):
+            for path in added:
+                if path.parent == root and path.name.startswith("torch-"):
+                    Environments(root).prune({other.name for other in root.iterdir()} - {path.name})
+                else:
+                    remove_tree(path)
+    except BuildBusy:
+        names = ", ".join(path.name for path in added if path.suffix != ".sha256")
+        report.note(f"another run uses the cache: {names} stay, until `cache --prune` removes them")
 
 
 def _request(version: str, tag: str, settings: Settings) -> WheelRequest:

@@ -128,7 +128,7 @@ def run_testbed(asked: Asked, settings: Settings, report: Reporter) -> Ran:
             return _test(asked, beds, packages, log, report)
     finally:
         if not asked.keep:
-            remove_added(added, settings)
+            remove_added(added, settings, report)
 
 
 @contextmanager

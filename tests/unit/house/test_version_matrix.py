@@ -20,6 +20,7 @@ from m8d_build import proc
 from m8d_build.environments.venvs import Environment
 from m8d_build.errors import CommandFailed, WheelUnreachable
 from m8d_build.files.lock import using
+from m8d_build.progress import Silent
 from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import tomllib
 from m8d_build.testing import versions
@@ -367,7 +368,7 @@ def test_the_tests_packages_are_installed_once_beside_the_environment(tmp_path, 
     assert pip[0][0][0] == held.python
     pip[1].append(True)
     assert get_packages(settings, held, ("pytest", "numpy<2"))[0] != folder
-    remove_added(added, settings)
+    remove_added(added, settings, Silent())
     assert not folder.exists()
 
 
@@ -393,10 +394,12 @@ def test_what_a_run_added_goes_and_nothing_else(tmp_path):
     wheel.parent.mkdir()
     wheel.write_bytes(b"x")
     added = [wheel, cache / "wheels" / "gone.sha256", cache / "envs/torch-2.6.0-bbb-cp311"]
+    report = Silent()
     with using(cache):
-        remove_added(added, settings)
+        remove_added(added, settings, report)
+    assert "torch-2.6.0-x.whl, torch-2.6.0-bbb-cp311 stay" in report.notes[0]
     assert all(path.exists() for path in (wheel, added[2])), "another run uses the cache"
-    remove_added(added, settings)
+    remove_added(added, settings, Silent())
     left = {path.relative_to(settings.cache).as_posix() for path in settings.cache.glob("*/[!.]*")}
     assert left == {"envs/torch-2.6.0-aaa-cp311", "envs/tests-x"}
 

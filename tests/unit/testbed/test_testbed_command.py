@@ -69,7 +69,7 @@ def makes(monkeypatch, tmp_path) -> list[str]:
     monkeypatch.setattr(testbed, "packages_for", lambda *_a, **_k: tmp_path / "packages")
     monkeypatch.setattr(testbed, "read_subject", lambda path: subject)
     monkeypatch.setattr(testbed.Environments, "fresh", fresh)
-    monkeypatch.setattr(testbed, "remove_added", lambda added, settings: made.append(f"pruned {len(added)}"))
+    monkeypatch.setattr(testbed, "remove_added", lambda added, *_: made.append(f"pruned {len(added)}"))
     return made
 
 

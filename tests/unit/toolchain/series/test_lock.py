@@ -139,3 +139,16 @@ def test_programs_we_run_do_not_inherit_the_lock(tmp_path):
     assert still_running
     with hold(tmp_path, what="next"):
         pass
+
+
+@pytest.mark.parametrize("locked", [lock.using, lock.pruning])
+def test_a_cache_on_a_file_system_without_locks_is_told(tmp_path, monkeypatch, locked):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    with (
+        pytest.raises(OutputUnwritable, match=r"cannot be locked: No locks available.*M8D_CACHE"),
+        locked(tmp_path),
+    ):
+        pass
