@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import stat
 from pathlib import Path
@@ -14,6 +15,8 @@ from multiworld import settings
 from multiworld.errors import InvalidJoinError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from multiworld._net.stores.etcd_address import EtcdAddress
 
 dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
@@ -22,6 +25,7 @@ __all__ = ["check_etcd", "check_file", "check_object"]
 
 _OTHERS_READ_OR_WRITE = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_LINKS = 40  # Linux's limit
 
 
 def check_object(store: Any, world: str) -> None:
@@ -68,9 +72,7 @@ def check_file(path: str, opened: int, world: str) -> None:
     # that is the host's root under another number.
     own = {0, os.geteuid(), Path("/").stat().st_uid}
     # The store opens the path again: a user who can replace a folder or a link on it can replace the file.
-    for entry in dict.fromkeys(
-        each for at in (Path(path), Path(path).resolve()) for each in (at, *at.parents)
-    ):
+    for entry in dict.fromkeys(_entries(Path(path).absolute())):
         folder = entry.parent
         of = folder.stat()
         if of.st_uid not in own:
@@ -91,6 +93,30 @@ def check_file(path: str, opened: int, world: str) -> None:
                 "link on its path",
                 next_step=f"chmod go-w {folder}, or put the file into a folder of your own",
             )
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    """Yield each folder, link and file on the way to a file, and what the links lead to, but for `/`.
+
+    Raises:
+        OSError: there are more links than the system follows.
+    """
+    at, left, links = Path(path.anchor), list(reversed(path.parts[1:])), 0
+    while left:
+        entry = at / left.pop()
+        if entry.name == "..":
+            at = at.parent
+            continue
+        yield entry
+        if not entry.is_symlink():
+            at = entry
+            continue
+        links += 1
+        if links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = entry.readlink()
+        at = Path(target.anchor) if target.is_absolute() else at
+        left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
 
 
 def check_etcd(address: EtcdAddress, world: str) -> EtcdAddress:

@@ -117,6 +117,18 @@ def test_the_sticky_bit_keeps_nothing_of_others_in_its_place(tmp_path):
         check(link / "store")
 
 
+def test_links_that_lead_to_links_are_looked_at(tmp_path):
+    own, loose = tmp_path / "own", tmp_path / "loose"
+    for folder in (own, loose):
+        folder.mkdir()
+    (own / "link").symlink_to("../loose/second")
+    (loose / "second").symlink_to(own / "store")
+    check(own / "link")
+    loose.chmod(0o777)
+    with pytest.raises(InvalidJoinError, match=f"its folder {loose} has the mode 0777"):
+        check(own / "link")
+
+
 def test_a_join_has_the_links_of_its_address_looked_at(tmp_path, secure):
     (tmp_path / "own").mkdir()
     loose = tmp_path / "loose"
