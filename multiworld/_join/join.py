@@ -32,6 +32,7 @@ from multiworld.errors import (
     WorldClosedError,
 )
 from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
+from multiworld.loading import load
 from multiworld.logs.handler import from_environment
 from multiworld.logs.source import about, logger
 from multiworld.registry import Reservation, registry
@@ -249,9 +250,8 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
 
         reports.connect_if_launched()
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
-    from multiworld._generation import generation  # noqa: F401, PLC0415
-    from multiworld._join import steps  # noqa: F401, PLC0415
-
+    load("multiworld._generation.generation")
+    load("multiworld._join.steps")
     deadline = time.monotonic() + plan.timeout
     while registry.being_undone(plan.name) and not cancelled() and time.monotonic() < deadline:
         time.sleep(AGAIN)
@@ -306,6 +306,7 @@ def _join_assigned(
         tries.agreed = kept.begun = False
         try:
             handle = _join_once(plan, handle, given_up, deadline, tries)
+            _not_given_up(plan, cancelled)  # just now; a later cancellation finds the world, and closes it
             bring_up_to_date(handle, kept)
         except TRY_ENDS as error:
             # A member was lost, or was late. The others go on, and this one with them.
@@ -374,12 +375,16 @@ def _close_new(handle: World | None, world: World | None) -> None:
         handle.close(UNDO_BUDGET)
 
 
+def _not_given_up(plan: JoinPlan, cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise JoinAbandonedError(plan.name, f"{plan.who} of world {plan.name!r} gave up")
+
+
 def _join_once(
     plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float, tries: _Tries
 ) -> World:
     """Join, or join again: one try."""
-    if cancelled():
-        raise JoinAbandonedError(plan.name, f"{plan.who} of world {plan.name!r} gave up")
+    _not_given_up(plan, cancelled)
     machine = StateMachine(plan.name, plan.rank)
     joined = Reservation(registry, plan.name, plan.rank, cancelled)
     with contextlib.ExitStack() as kept:
@@ -387,8 +392,7 @@ def _join_once(
         kept.callback(joined.end)
         registry.hook()  # before the first thread that asks a store
         old = registry.reserve(plan.name, world, joined)
-        # Now, so that the program's end waits for it: this loads torch.
-        from multiworld._generation import generation  # noqa: PLC0415
+        from multiworld._generation import generation  # noqa: PLC0415  (loaded by `_join`: this module loads no torch)
         from multiworld._join import steps  # noqa: PLC0415
 
         if world is not None:

@@ -29,7 +29,7 @@ def late(monkeypatch):
         made = world or SimpleNamespace(
             _closes=0, _torn=torn, _state_claimed=None, close=lambda _seconds: closes.append(made)
         )
-        steps, closes = iter([made]), []
+        steps, closes, given_up = iter([made]), [], [False]
 
         def once(*_):
             if (found := next(steps, None)) is None:
@@ -37,6 +37,7 @@ def late(monkeypatch):
             return found
 
         def brought(_handle, _kept):
+            given_up.append(cancelled)
             raise join.BrokenWorldException("w", "the other one is lost")
 
         monkeypatch.setattr(join, "_join_once", once)
@@ -44,7 +45,9 @@ def late(monkeypatch):
         plan = SimpleNamespace(name="w", who="seat 'b'", timeout=3.0, on_loss="break")
         deadline = join.time.monotonic() + 0.1
         with pytest.raises(WorldError) as caught:
-            join._join_assigned(plan, world, lambda: cancelled, deadline, join._Tries(contextlib.ExitStack()))
+            join._join_assigned(
+                plan, world, lambda: given_up[-1], deadline, join._Tries(contextlib.ExitStack())
+            )
         return caught.value, closes
 
     return run
@@ -96,6 +99,28 @@ def test_a_world_that_is_closed_while_its_state_is_brought_is_no_longer_joined(m
             plan, handle if again else None, lambda: False, 0.0, join._Tries(contextlib.ExitStack())
         )
     assert closes == ([] if again else [handle])
+
+
+def test_a_join_that_is_cancelled_just_before_its_state_is_brought_brings_none(monkeypatch):
+    closes, given_up = [], [False]
+    handle = SimpleNamespace(_closes=0, _torn=False, close=lambda _seconds: closes.append("w"))
+
+    def once(*_):
+        given_up.append(True)
+        return handle
+
+    monkeypatch.setattr(join, "_join_once", once)
+    monkeypatch.setattr(join, "bring_up_to_date", lambda *_: pytest.fail("brought"))
+    plan = SimpleNamespace(name="w", who="seat 'b'", store="tcp://a:1")
+    with pytest.raises(JoinAbandonedError, match="gave up"):
+        join._join_assigned(
+            plan,
+            None,
+            lambda: given_up[-1],
+            join.time.monotonic() + 60.0,
+            join._Tries(contextlib.ExitStack()),
+        )
+    assert closes == ["w"]
 
 
 @pytest.mark.parametrize("mine", [True, False])
