@@ -61,6 +61,13 @@ def test_the_end_waits_for_a_daemon_thread_that_loads(module, name):
     assert (done.code, done.lines) == (0, ["end", "found"]), done.error
 
 
+@pytest.mark.parametrize("module", ["torch", "multiworld._generation.generation", "multiworld._join.steps"])
+def test_the_end_waits_for_what_a_first_join_loads(module):
+    pytest.importorskip("torch")
+    done = run(module=module, name="multiworld.join('w', 0, 2, store='tcp://127.0.0.1:1', timeout=5)")
+    assert (done.code, done.lines) == (0, ["end", "found"]), done.error
+
+
 def test_the_end_waits_for_a_bounded_time():
     done = run(
         before="from multiworld import loading; loading.LONGEST = 0.2",
@@ -96,6 +103,9 @@ def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch):
     loading._wait()
 
 
-def test_the_main_thread_needs_no_hook(monkeypatch):
+def test_the_main_thread_needs_no_hook(monkeypatch, tmp_path):
     monkeypatch.setattr(loading, "before_threads_are_joined", lambda _: pytest.fail("hooked"))
-    assert loading.load("multiworld.errors").JoinError
+    monkeypatch.setattr(loading, "_hooked", [])
+    (tmp_path / "m8d_not_loaded_before.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert loading.load("m8d_not_loaded_before")
