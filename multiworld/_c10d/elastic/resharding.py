@@ -100,9 +100,9 @@ def _shards(state: Mapping[str, Any]) -> dict[str, tuple[Tensor, Box]]:
     for path, tensor in flatten(_plain(state), _is_tensor)[1]:
         local, box = tensor.detach(), Box((0,) * tensor.dim(), tuple(tensor.shape))
         if hasattr(tensor, "__create_chunk_list__"):  # a DTensor: what distributed checkpoints ask it
+            chunks = tensor.__create_chunk_list__()  # raises where a placement is partial, on all members
             if tensor.device_mesh.get_coordinate() is None:
                 continue  # this member is not in its mesh: it has none of it, not even a number of dimensions
-            chunks = tensor.__create_chunk_list__()
             local = tensor.to_local()
             box = Box(*(tuple(map(int, each)) for each in (chunks[0].offsets, chunks[0].sizes)))
         found[json.dumps([path, str(tensor.dtype), list(tensor.shape)])] = (local, box)

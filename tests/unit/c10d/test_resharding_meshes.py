@@ -80,3 +80,16 @@ def test_a_member_gives_what_only_others_want(shape):
 
 def test_what_is_nowhere_but_outside_of_its_mesh_is_missing():
     assert reshard(World([None, {}, {}]), {"a": elsewhere(4)}, {"a": torch.zeros(4)}, 1) == ["a"]
+
+
+def test_partial_values_are_refused_also_outside_of_their_mesh():
+    """All members refuse them alike; otherwise one waits for the others."""
+
+    class Partial(Elsewhere):
+        def __create_chunk_list__(self):
+            raise RuntimeError("partial placements, as torch says of them")
+
+    world = World([])
+    world.gather_bytes = lambda _: pytest.fail("asks the others")
+    with pytest.raises(RuntimeError, match="partial placements"):
+        reshard(world, {"w": torch.zeros(2).as_subclass(Partial)}, {"w": torch.zeros(2)}, 1)
