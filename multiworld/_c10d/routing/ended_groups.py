@@ -9,6 +9,7 @@ A program may keep a group longer than its world. Its operations raise what they
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import copy
 import inspect
@@ -21,10 +22,11 @@ import torch.distributed.distributed_c10d as c10d
 from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
-    "QUESTIONS", "Departed", "ended", "ended_by_name", "facts", "facts_before", "refuse", "remember",
+    "QUESTIONS", "Departed", "as_torch_says", "ended", "ended_by_name", "facts", "facts_before", "refuse",
+    "remember", "said_as_torch_does",
 ]  # fmt: skip
 
 QUESTIONS = frozenset(
@@ -48,6 +50,7 @@ QUESTIONS = frozenset(
 _ends: weakref.WeakKeyDictionary[Any, Exception] = weakref.WeakKeyDictionary()
 """By process group of a world that is gone, as long as a program keeps it: what its operations raise."""
 
+_here = threading.local()
 _lock = threading.Lock()
 _PREFIXES = 256
 _by_prefix: dict[str, Exception] = {}
@@ -70,6 +73,21 @@ def remember(groups: Iterable[Any], prefix: str, make_error: Callable[[], Except
         _by_prefix[prefix] = error  # as the latest
         if len(_by_prefix) > _PREFIXES:
             del _by_prefix[next(iter(_by_prefix))]
+
+
+@contextlib.contextmanager
+def as_torch_says() -> Iterator[None]:
+    """In this block a name that torch does not find is told in torch's words, which its caller expects."""
+    before, _here.as_torch_says = said_as_torch_does(), True
+    try:
+        yield
+    finally:
+        _here.as_torch_says = before
+
+
+def said_as_torch_does() -> bool:
+    """Whether this thread is in a block of `as_torch_says`."""
+    return getattr(_here, "as_torch_says", False)
 
 
 def refuse(group: Any) -> None:

@@ -24,7 +24,7 @@ from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import lane_only, part_sizes
 from multiworld._c10d.lane import calls
-from multiworld._c10d.routing.ended_groups import ended, ended_by_name, refuse
+from multiworld._c10d.routing.ended_groups import ended, ended_by_name, refuse, said_as_torch_does
 from multiworld._c10d.routing.error_owner import guessed, stays, told, translated
 from multiworld._c10d.routing.functional_results import owner_of_results, returned
 from multiworld._c10d.routing.selection import current, propagating
@@ -201,7 +201,7 @@ def _resolving(original: Any) -> Any:
         try:
             return original(name)
         except RuntimeError as error:
-            raise_instead(error, _of_name(error, name))
+            raise_instead(error, None if said_as_torch_does() else _of_name(error, name))
 
     return resolve
 

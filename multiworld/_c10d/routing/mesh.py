@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import device_mesh
 
+from multiworld._c10d.routing.ended_groups import as_torch_says
 from multiworld._c10d.routing.selection import current, selected, unasked
 from multiworld._c10d.routing.state import WorldState, original_world, owner_of, with_token
 from multiworld.errors import RouterError
@@ -109,7 +110,9 @@ def _marking(original: Any) -> Any:
 def _restoring(original: Any) -> Any:
     @functools.wraps(original)
     def setstate(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+        # A copy, or one that is loaded, looks for its groups by name, and does without what it does not find.
+        with as_torch_says():
+            original(self, *args, **kwargs)
         _note(self)
 
     return setstate
