@@ -299,6 +299,17 @@ def build_torch(session: nox.Session) -> None:
     session.run("python", "-m", "m8d_build", "build", *session.posargs, env=ENV)
 
 
+@nox.session
+def series(session: nox.Session) -> None:
+    """Build the other series (`-- 2.6.0`), show their patches at work, record it: tests/series.json."""
+    session.install(*TOOLCHAIN, *TEST, "numpy>=1.26")
+    for version in session.posargs or ["2.6.0", "2.9.1"]:
+        session.run("python", "-m", "m8d_build", "build", "--torch", version, env=ENV)
+        tests = ["testbed", "--no-keep", "--torch", "-k", "test_patches"]
+        session.run("python", "-m", "m8d_build", *tests, env=ENV)
+        session.run("python", "tests/series.py", "record", version)
+
+
 @nox.session(name="check-wheel", tags=["ci"])
 def check_wheel(session: nox.Session) -> None:
     """Install a patched wheel in a fresh environment and probe it (`-- WHEEL`; default: the last built)."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MIXED", "RECORDS", "UNKNOWN", "patches_digest", "sources_digest"]
+__all__ = ["MIXED", "RECORDS", "UNKNOWN", "code_digest", "patches_digest", "sources_digest"]
 
 ROOT = Path(__file__).resolve().parents[3]  # benchmarks take this module without the toolchain's packages
 
@@ -39,10 +39,19 @@ _CODE = {".py", ".cpp", ".h", ".hpp", ".cu"}
 
 def sources_digest(record: str, root: Path = ROOT) -> str:
     """Return the digest of the code that a record (of `RECORDS`) is about, as it is now: 12 hex digits."""
-    found = [
-        path for folder in RECORDS[record] for path in (root / folder).rglob("*") if path.suffix in _CODE
-    ]
-    return _digest(found, root)
+    return code_digest(RECORDS[record], (), root)
+
+
+def code_digest(folders: Iterable[str], files: Iterable[Path], root: Path = ROOT) -> str:
+    """Return the digest of the code in folders, and of files: 12 hex digits.
+
+    Args:
+        folders: relative to `root`; documentation in them does not count.
+        files: that count, whatever they are, below `root`.
+        root: of the project.
+    """
+    found = [path for folder in folders for path in (root / folder).rglob("*") if path.suffix in _CODE]
+    return _digest([*found, *files], root)
 
 
 def patches_digest(patches: Iterable[tuple[str, str]]) -> str:
