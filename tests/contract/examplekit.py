@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kits.forkedkit import Forked
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PATIENCE = 180.0  # seconds; five processes load torch on a machine that may be busy
@@ -22,20 +24,21 @@ MARK = "M8D_TEST_EXAMPLE"
 
 
 class Program:
-    """A running example, its output line by line."""
+    """A running example, its output line by line; `forked`: from a process that has loaded torch."""
 
-    def __init__(self, mark: str, *words: object, nice: int = 0) -> None:
+    def __init__(self, mark: str, *words: object, nice: int = 0, forked: bool = True) -> None:
         # A program of examples/, or what comes after `python`.
         words = (EXAMPLES / str(words[0]), *words[1:]) if str(words[0]).endswith(".py") else words
         self.mark = mark
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         # Unbuffered, print() writes a line and its end one after the other: examples must not mix theirs.
         environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", MARK: mark}
-        self.process = subprocess.Popen(
-            ["nice", "-n", str(nice), sys.executable, *map(str, words)],
+        self.process = (Forked if forked else subprocess.Popen)(
+            [sys.executable, *map(str, words)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, env=environ, start_new_session=True,
         )  # fmt: skip
+        os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
         self.lines: list[str] = []
         self._fresh: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -115,8 +118,8 @@ def examples() -> Iterator[Callable[..., Program]]:
     mark = uuid.uuid4().hex
     made: list[Program] = []
 
-    def start(*words: object, nice: int = 0) -> Program:
-        made.append(Program(mark, *words, nice=nice))
+    def start(*words: object, nice: int = 0, forked: bool = True) -> Program:
+        made.append(Program(mark, *words, nice=nice, forked=forked))
         return made[-1]
 
     try:

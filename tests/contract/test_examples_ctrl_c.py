@@ -62,7 +62,7 @@ def test_ctrl_c(name, moment):
     if needed and importlib.util.find_spec(needed) is None:
         pytest.skip(f"it needs {needed}")
     with examples() as start:
-        program = start(*words, nice=5)
+        program = start(*words, nice=5, forked=moment != START)
         if moment == START:
             loading(program, own=name in OWN)
         else:
