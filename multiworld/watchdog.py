@@ -524,7 +524,8 @@ class Watchdog:
             probes = {process: sockets.probe(channel) for process, channel in peers.suspects(now)}
             peers.settle(now, {process: each for process, each in probes.items() if each is not None})
             for attachment in executor.run(peers.take(), self._attachments):
-                if any(each.process != self.process for each in attachment.roster.members):
+                others = any(each.process != self.process for each in attachment.roster.members)
+                if helper is not None and others:
                     self._helper_at = min(self._helper_at, self._clock() + _HELPER_AFTER)
             if helper is not None and self._helper_at <= now:
                 self._helper_at = math.inf

@@ -219,6 +219,24 @@ def test_a_thread_that_is_kept_outlives_its_last_world(group, monkeypatch):
     assert dog.snapshot() == NOTHING
 
 
+@pytest.mark.parametrize("busy", ["0", "60"])
+def test_the_thread_sleeps_where_nothing_is_due(group, monkeypatch, busy):
+    """Without a helper, whose start was due for good, it took a whole core in each process."""
+    monkeypatch.setenv("M8D_BUSY_TIMEOUT", busy)
+    monkeypatch.setattr(watchdog, "_HELPER_AFTER", 0.0)
+    wait, waited = Sockets.wait, []
+
+    def waits(sockets, seconds):
+        waited.append(seconds)
+        return wait(sockets, seconds)
+
+    monkeypatch.setattr(Sockets, "wait", waits)
+    pack = group()
+    pack.join()
+    waited.clear()
+    until(lambda: sum(each > 0.1 for each in waited) >= 4)
+
+
 def broken(pack, attachments):
     """Break the world for all of these members, of which none is lost."""
     attachments[0].report("failed", (), deadline=time.monotonic() + PATIENCE)
