@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.everyday, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 SIZE = 4
 WORLD = "besieged"
-SHORT = 10.0
+SHORT = 6.0
 """Seconds of the attack where no soak is asked for."""
 GAP = 10.0
 """Seconds between two operations, at most. On a quiet machine it is 0.2 s; at a load of 20 on two cores it was 5.5 s."""
