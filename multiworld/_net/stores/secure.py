@@ -68,9 +68,7 @@ def check_file(path: str, opened: int, world: str) -> None:
             "read nor write it",
             next_step=f"Remove it, or chmod 600 {path}",
         )
-    # The owner of `/` can replace all that runs here. In a user namespace without a root, as of Apptainer,
-    # that is the host's root under another number.
-    own = {0, os.geteuid(), Path("/").stat().st_uid}
+    own = {0, os.geteuid()}
     # The store opens the path again: a user who can replace a folder or a link on it can replace the file.
     for entry in dict.fromkeys(_entries(Path(path).absolute())):
         folder = entry.parent
