@@ -306,7 +306,10 @@ def _join_assigned(
         tries.agreed = kept.begun = False
         try:
             handle = _join_once(plan, handle, given_up, deadline, tries)
-            _not_given_up(plan, cancelled)  # just now; a later cancellation finds the world, and closes it
+            if world is None:  # one that is joined again is closed once its state has come
+                _not_given_up(
+                    plan, cancelled
+                )  # just now; a later cancellation finds the world, and closes it
             bring_up_to_date(handle, kept)
         except TRY_ENDS as error:
             # A member was lost, or was late. The others go on, and this one with them.

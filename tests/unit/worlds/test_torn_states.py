@@ -123,6 +123,24 @@ def test_a_join_that_is_cancelled_just_before_its_state_is_brought_brings_none(m
     assert closes == ["w"]
 
 
+def test_a_rejoin_that_is_cancelled_just_before_its_state_is_brought_brings_it(monkeypatch):
+    """Its handle is active, and not closed here: the other members wait for it, and its task closes it."""
+    brought, given_up = [], [False]
+    handle = SimpleNamespace(_closes=0, _torn=False)
+
+    def once(*_):
+        given_up.append(True)
+        return handle
+
+    monkeypatch.setattr(join, "_join_once", once)
+    monkeypatch.setattr(join, "bring_up_to_date", lambda *_: brought.append("w"))
+    plan = SimpleNamespace(name="w", who="seat 'b'", on_loss="break")
+    deadline = join.time.monotonic() + 60.0
+    tries = join._Tries(contextlib.ExitStack())
+    assert join._join_assigned(plan, handle, lambda: given_up[-1], deadline, tries) is handle
+    assert brought == ["w"]
+
+
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_join_that_is_cancelled_while_its_state_is_brought_closes_its_world_at_once(monkeypatch, mine):
     plan, begun, closed, given_up = SimpleNamespace(name="w"), threading.Event(), [], threading.Event()
