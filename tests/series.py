@@ -27,8 +27,14 @@ RECORD = ROOT / "tests" / "series.json"
 NOT_DUE = 3
 """Exit status of ``due`` for a series that is not."""
 
-_FOLDERS = ("build/m8d_build", "tests/testbed/bed", "tests/testbed/src", "tests/testbed/programs")
-_FILES = ("patches/targets.toml", "tests/testbed/conftest.py", "tests/testbed/pairkit.py")
+_FOLDERS = (
+    "build/m8d_build", "multiworld/provenance", "multiworld/shim",
+    "tests/testbed/bed", "tests/testbed/src", "tests/testbed/programs",
+)  # fmt: skip
+_FILES = (
+    "multiworld/__init__.py", "multiworld/errors.py", "patches/targets.toml",
+    "tests/testbed/conftest.py", "tests/testbed/pairkit.py",
+)  # fmt: skip
 
 
 def code_of(version: str, root: Path = ROOT) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     for name in (
+        "multiworld/shim/loader.py", "multiworld/provenance/sbom.py", "multiworld/__init__.py",
+        "multiworld/errors.py", "multiworld/world.py",
         "build/m8d_build/overlay/a.py", "build/m8d_build/notes.md", "tests/testbed/bed/b.py",
         "tests/testbed/src/c.cpp", "tests/testbed/programs/d.py", "tests/testbed/conftest.py",
         "tests/testbed/pairkit.py", "tests/testbed/test_patches_ends.py", "tests/testbed/test_worlds.py",
@@ -51,7 +54,8 @@ def test_a_series_is_due_until_it_is_on_record(project, due):
         "build/m8d_build/overlay/a.py", "tests/testbed/bed/b.py", "tests/testbed/src/c.cpp",
         "tests/testbed/programs/d.py", "tests/testbed/conftest.py", "tests/testbed/pairkit.py",
         "tests/testbed/test_patches_ends.py", "patches/targets.toml", "patches/v2.6.0/series",
-        "patches/v2.6.0/0001-a.patch", "patches/v2.6.0/0002-b.patch",
+        "patches/v2.6.0/0001-a.patch", "patches/v2.6.0/0002-b.patch", "multiworld/shim/loader.py",
+        "multiworld/provenance/sbom.py", "multiworld/__init__.py", "multiworld/errors.py",
     ],
 )  # fmt: skip
 def test_it_is_due_again_after_a_change_of_what_it_is_made_from_or_shown_with(project, due, name):
@@ -61,12 +65,33 @@ def test_it_is_due_again_after_a_change_of_what_it_is_made_from_or_shown_with(pr
 
 
 @pytest.mark.parametrize(
-    "name", ["build/m8d_build/notes.md", "tests/testbed/test_worlds.py", "patches/v2.9.1/series"]
+    "name",
+    [
+        "build/m8d_build/notes.md",
+        "tests/testbed/test_worlds.py",
+        "patches/v2.9.1/series",
+        "multiworld/world.py",
+    ],
 )
 def test_it_is_not_due_after_other_changes(project, due, name):
     series.record("2.6.0", project / "record.json", project)
     (project / name).write_text("2")
     assert due("2.6.0")
+
+
+def test_what_the_toolchain_takes_from_the_package_counts():
+    """It writes the loader, the marker and statements into wheels, and reads them."""
+    found = set()
+    for path in (ROOT / "build" / "m8d_build").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "multiworld":
+                found.add(str(node.module))
+            elif isinstance(node, ast.Import):
+                found |= {each.name for each in node.names if each.name.split(".")[0] == "multiworld"}
+    counted = ("multiworld.provenance", "multiworld.shim")
+    assert {each for each in found if not each.startswith(counted)} <= {"multiworld", "multiworld.errors"}
+    assert {"multiworld/provenance", "multiworld/shim"} <= {*series._FOLDERS}
+    assert {"multiworld/__init__.py", "multiworld/errors.py"} <= {*series._FILES}
 
 
 def test_ci_and_nox_have_all_series_but_the_default_one():
