@@ -38,7 +38,8 @@ class Program:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, env=environ, start_new_session=True,
         )  # fmt: skip
-        os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
         self.lines: list[str] = []
         self._fresh: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -112,6 +113,11 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
+def running(programs: list[Program]) -> list[int]:
+    """Pids of programs that have not ended: the environment of a forked one is its server's in /proc."""
+    return [each.process.pid for each in programs if each.process.poll() is None]
+
+
 @contextlib.contextmanager
 def examples() -> Iterator[Callable[..., Program]]:
     """Start examples; afterwards nothing of them may be there any more, even if it was killed."""
@@ -125,7 +131,7 @@ def examples() -> Iterator[Callable[..., Program]]:
     try:
         yield start
         deadline = time.monotonic() + PATIENCE / 2
-        while (left := processes_with(mark)) and time.monotonic() < deadline:
+        while (left := [*processes_with(mark), *running(made)]) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, f"left behind: {left}"
     finally:
