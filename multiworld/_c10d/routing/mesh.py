@@ -66,7 +66,7 @@ def install(patches: Patches) -> None:
         if name in vars(mesh_class) and (name not in _BY_TAG or _searches(vars(mesh_class)[name])):
             patches.set(mesh_class, name, _at_home(vars(mesh_class)[name]))
     ranks = vars(mesh_class).get("mesh")
-    # Of a sub-mesh, the row that this process is in. Versions up to 2.6 keep it in the mesh.
+    # Of a sub-mesh, the row that this process is in. Older versions keep it in the mesh.
     if isinstance(ranks, property):
         patches.set(mesh_class, "mesh", property(_at_home(ranks.fget), doc=ranks.__doc__))
     patches.set(mesh_class, "from_group", staticmethod(_from_group(vars(mesh_class)["from_group"])))

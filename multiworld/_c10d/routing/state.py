@@ -418,7 +418,7 @@ class WorldState(c10d._World):
             remember(tuple(self.pg_map), self.prefix, self._make_error)
         self.unregister_names()
         for reference in self.meshes.valuerefs():
-            # In torch 2.13 a mesh holds its groups, and the caches of DTensor hold meshes for good.
+            # From torch 2.12 on a mesh holds its groups, and the caches of DTensor hold meshes for good.
             registry = getattr(reference(), "_pg_registry", None)
             if registry is not None:
                 registry.clear()
