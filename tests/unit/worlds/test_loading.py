@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from multiworld import loading
+from multiworld.background_threads import GRACE
+from multiworld.registry import EXIT_BUDGET
 
 # A module takes half a second to be found; the program's last line runs meanwhile.
 ENDS_MEANWHILE = """
@@ -80,6 +82,11 @@ def test_the_end_waits_for_a_bounded_time():
         seconds="50",
     )
     assert (done.code, done.lines) == (0, ["end"]), done.error
+
+
+def test_the_end_waits_as_long_as_for_joins():
+    """The module says so by a number of its own: what it would import for theirs is loaded later."""
+    assert loading.LONGEST == EXIT_BUDGET + GRACE
 
 
 def test_what_cannot_be_loaded_is_not_waited_for(monkeypatch):
