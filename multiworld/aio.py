@@ -24,7 +24,7 @@ from multiworld.errors import MultiworldError
 from multiworld.events import State
 from multiworld.objects import ComingList, OneGeneration
 from multiworld.operation_table import TABLE, better, call, peer
-from multiworld.turns import COLLECTIVE, RECEIVE, SEND, Turns, collective, message
+from multiworld.turns import COLLECTIVE, RECEIVE, SEND, batch, collective, message, own_turn
 from multiworld.work import seen
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
     from multiworld._net.lane.endpoint import Operation
     from multiworld.objects import ObjectCollectives
-    from multiworld.turns import Turn, Way
+    from multiworld.turns import Turn, Turns, Way
     from multiworld.work import WorldWork
 
 __all__ = ["Aio", "AioWork"]
@@ -75,9 +75,9 @@ class AioWork:
 class Aio:
     """The awaitable face of one world; see `multiworld.World` for what each operation does and raises."""
 
-    def __init__(self, world: ObjectCollectives) -> None:
+    def __init__(self, world: ObjectCollectives, turns: Turns) -> None:
         self._world = world
-        self._turns = Turns()
+        self._turns = turns
         self._taken = self._turns.taken  # empty as a rule: an operation asks that, and pays for no more
         self._making: asyncio.Future[Any] | None = None  # of the last message that waits for torch's group
         self._in_a_row = 0  # operations of the lane that ended without a turn of the loop
@@ -199,7 +199,7 @@ class Aio:
     async def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[AioWork]:
         """Start the sends and receives of `p2p_op_list`; await each of the returned works."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        turn = await self._turn(_ways_of(p2p_op_list)) if self._taken else None
+        turn = await self._turn(batch(p2p_op_list)) if self._taken else None
         try:
             works = await self._post_by_torch(gen, lambda: self._of(gen).batch_isend_irecv(p2p_op_list))
         finally:
@@ -453,7 +453,7 @@ class Aio:
     async def _post(self, gen: Generation, start: Callable[[], Any]) -> Any:
         """Run `start`, which does not block, here and now; only explaining an error is waited for."""
         try:
-            with posting():
+            with posting(), own_turn():
                 return start()
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
@@ -570,12 +570,14 @@ class Aio:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        turn.loop = None  # from here on a thread does it
         running: asyncio.Future[Any] = loop.create_future()
         running.add_done_callback(seen)
 
         def run() -> Any:
             try:
-                return context.run(fn)
+                with own_turn():
+                    return context.run(fn)
             finally:
                 turn.over()
 
@@ -658,13 +660,3 @@ def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:
 
 def _over_lane(gen: Generation, tensor: Tensor) -> bool:
     return gen.lane is not None and gen.lane.takes(tensor)
-
-
-def _ways_of(p2p_op_list: Sequence[Any]) -> list[Way]:
-    """The ways of a batch's messages; what is none of them torch refuses."""
-    return [
-        way
-        for each in p2p_op_list
-        if hasattr(each, "peer")
-        for way in message(RECEIVE if each.op.__name__ == "irecv" else SEND, each.peer, each.tag, each.tensor)
-    ]

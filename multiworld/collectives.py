@@ -11,7 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from multiworld._core.operations.log import ENDED, SIZE
+from multiworld.events import State
 from multiworld.operation_table import TABLE, call, flat, inside, peer, require_others, reraise
+from multiworld.turns import COLLECTIVE, RECEIVE, SEND, batch, message
 from multiworld.work import WorldWork
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from multiworld._generation.generation import Generation
+    from multiworld.turns import Turn, Turns, Way
 
 __all__ = ["Collectives"]
 
@@ -33,6 +36,9 @@ class Collectives:
     """
 
     _gen: Generation
+    _turns: Turns
+    # `Turns.taken`, of awaited operations. Empty as a rule: an operation asks that, and pays for no more.
+    _taken: Sequence[Turn] = ()
 
     # -- point to point --------------------------------------------------------------------------------------
 
@@ -41,6 +47,8 @@ class Collectives:
 
         A small message may not have been received by then; `World.close` waits for that.
         """
+        if self._taken:
+            self._wait_turn(message(SEND, dst, tag, tensor))
         gen = self._gen
         try:
             if gen.lane is not None and gen.lane.takes(tensor):
@@ -56,6 +64,8 @@ class Collectives:
         Raises:
             SizeMismatchError: the message has another size; the world goes on.
         """
+        if self._taken:
+            self._wait_turn(message(RECEIVE, src, tag, tensor))
         gen = self._gen
         try:
             if gen.lane is not None and gen.lane.takes(tensor):
@@ -72,6 +82,8 @@ class Collectives:
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> WorldWork:
         """Start a send; the returned work's ``wait`` blocks until `tensor` may be reused."""
+        if self._taken:
+            self._wait_turn(message(SEND, dst, tag, tensor))
         gen = self._gen
         try:
             if gen.lane is not None and gen.lane.takes(tensor):
@@ -82,6 +94,8 @@ class Collectives:
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> WorldWork:
         """Start a receive; `tensor` holds the message once the returned work's ``wait`` has returned."""
+        if self._taken:
+            self._wait_turn(message(RECEIVE, src, tag, tensor))
         gen = self._gen
         try:
             if gen.lane is not None and gen.lane.takes(tensor):
@@ -96,6 +110,8 @@ class Collectives:
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[WorldWork]:
         """Start the sends and receives of `p2p_op_list` (``dist.P2POp`` made inside ``with world:``)."""
+        if self._taken:
+            self._wait_turn(batch(p2p_op_list))
         gen, works = self._gen, inside(self._gen, "batch_isend_irecv", p2p_op_list)
         return [WorldWork(work, gen, once=all(op.tensor.is_cpu for op in p2p_op_list)) for work in works]
 
@@ -176,7 +192,18 @@ class Collectives:
         """Return when every member has called it."""
         return self._do("barrier", async_op, None if device_ids is None else list(device_ids))
 
+    def _wait_turn(self, ways: Sequence[Way]) -> None:
+        """Wait until no operation of World.aio goes on that one on `ways` would come in between of.
+
+        Raises:
+            RuntimeError: it would wait for the event loop that this thread runs.
+        """
+        gen = self._gen
+        self._turns.wait(ways, lambda: gen.state is State.ACTIVE)
+
     def _do(self, name: str, async_op: bool, *args: Any) -> WorldWork | None:
+        if self._taken:
+            self._wait_turn(COLLECTIVE)
         row, gen, work = TABLE[name], self._gen, None
         lane = gen.collectives
         if lane is not None:

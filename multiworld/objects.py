@@ -14,12 +14,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from multiworld.collectives import Collectives
+from multiworld.turns import COLLECTIVE, RECEIVE, SEND, collective, message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import Tensor
 
     from multiworld._generation.generation import Generation
+    from multiworld.turns import Way
 
 __all__ = ["ComingList", "ObjectCollectives", "OneGeneration"]
 
@@ -51,7 +55,8 @@ class ObjectCollectives(Collectives):
         """Send the objects of `object_list` to rank `dst`."""
         if not isinstance(object_list, tuple):
             _require_list("object_list", object_list)
-        here, device = self._pinned(), device or self.device
+        device = device or self.device
+        here = self._pinned(message(SEND, dst, 0, device))
         parts = [_encode(each) for each in object_list]
         here.send(_sizes(parts, device), dst)
         here.send(_joined(parts, device), dst)
@@ -65,7 +70,8 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> int:
         """Fill `object_list`, to its length, from rank `src` (None: any); returns the sender's rank."""
-        here, coming = self._pinned(), ComingList(object_list, device or self.device)
+        device = device or self.device
+        here, coming = self._pinned(message(RECEIVE, src, 0, device)), ComingList(object_list, device)
         sender = here.recv(coming.sizes, src)
         here.recv(coming.room(), sender)
         coming.fill(sender, weights_only=weights_only)
@@ -81,7 +87,8 @@ class ObjectCollectives(Collectives):
     ) -> None:
         """Give every member the objects of `src`'s `object_list` (same length everywhere), in place."""
         _require_list("object_list", object_list)
-        here, device = self._pinned(), device or self.device
+        device = device or self.device
+        here = self._pinned(collective(device))
         mine = here.rank == src
         parts = [_encode(each) for each in object_list] if mine else []
         sizes = _sizes(parts, device) if mine else _numbers(len(object_list), device)
@@ -94,7 +101,7 @@ class ObjectCollectives(Collectives):
     def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
         """Fill `object_list` with everyone's `obj`, by rank; it is ``world_size`` long."""
         _require_list("object_list", object_list)
-        here = self._pinned()
+        here = self._pinned(collective(self.device))
         for rank, data in enumerate(here.gather_bytes(_encode(obj))):
             object_list[rank] = obj if rank == here.rank else _decode(data, rank, weights_only)
 
@@ -107,7 +114,7 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> None:
         """Fill `dst`'s `object_gather_list` with all ranks' `obj`: ``world_size`` long, None elsewhere."""
-        here = self._pinned()
+        here = self._pinned(collective(self.device))
         if not 0 <= dst < here.world_size:
             raise ValueError(f"dst {dst}. Ranks are 0 to {here.world_size - 1}. Name a member.")
         if here.rank == dst and object_gather_list is None:
@@ -131,7 +138,7 @@ class ObjectCollectives(Collectives):
     ) -> None:
         """Put rank r's object of `src`'s list into ``scatter_object_output_list[0]`` of rank r."""
         _require_list("scatter_object_output_list", scatter_object_output_list)
-        here = self._pinned()
+        here = self._pinned(collective(self.device))
         objects = list(scatter_object_input_list or []) if here.rank == src else []
         if here.rank == src and len(objects) != here.world_size:
             raise ValueError(
@@ -149,8 +156,10 @@ class ObjectCollectives(Collectives):
         else:
             scatter_object_output_list[0] = _decode(data[: int(sizes[here.rank])], src, weights_only)
 
-    def _pinned(self) -> OneGeneration:
-        """The world in its present generation, for an operation of several steps."""
+    def _pinned(self, ways: Sequence[Way] = COLLECTIVE) -> OneGeneration:
+        """The world in its present generation, for an operation of several steps on `ways`."""
+        if self._taken:
+            self._wait_turn(ways)
         return OneGeneration(self, self._gen)
 
 

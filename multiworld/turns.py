@@ -1,9 +1,9 @@
-"""Turns: in which order a world's awaited operations begin while some of them take several steps.
+"""Turns: in which order a world's operations begin while an awaited one of them takes several steps.
 
 Object operations take several steps: of two at once, each could take what is the other's. What is called
-meanwhile, and would come in between, waits until they are over; all else goes on at once. So collectives wait
-until one that was called before them, and waits for torch's group, is posted. A turn belongs to no event
-loop: its operation goes on in a thread after its loop has ended.
+meanwhile, and would come in between, waits until they are over, in the caller's thread where the call blocks;
+all else goes on at once. So collectives wait until one that was called before them, and waits for torch's
+group, is posted. A turn belongs to no event loop: its operation goes on in a thread after its loop has ended.
 
 There is no lock: the collector may end a task, and with it a turn, in the middle of any line here.
 """
@@ -11,17 +11,32 @@ There is no lock: the collector may end a task, and with it a turn, in the middl
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["COLLECTIVE", "RECEIVE", "SEND", "Turn", "Turns", "Way", "collective", "message"]
+__all__ = [
+    "COLLECTIVE",
+    "RECEIVE",
+    "SEND",
+    "Turn",
+    "Turns",
+    "Way",
+    "batch",
+    "collective",
+    "message",
+    "own_turn",
+    "posted",
+]
 
 Way = tuple[str | None, str | None, int | None]
 """What an operation travels on: type of device, kind, rank of the other member. None stands for any."""
 
 SEND, RECEIVE = "send", "receive"
+_LOOK = 0.2  # seconds between two looks whether the world goes on
 COLLECTIVE: tuple[Way, ...] = ((None, "collective", None),)
 """The ways of a tensor's collective."""
 
@@ -46,6 +61,39 @@ def message(kind: str, peer: int | None, tag: int, on: Any) -> tuple[Way, ...]:
     return ((device, kind, peer),) if tag == 0 else ()
 
 
+def batch(p2p_op_list: Sequence[Any]) -> list[Way]:
+    """Return the ways of a batch's messages (``dist.P2POp``); what is none of them torch refuses."""
+    return [
+        way
+        for each in p2p_op_list
+        if hasattr(each, "peer")
+        for way in message(RECEIVE if each.op.__name__ == "irecv" else SEND, each.peer, each.tag, each.tensor)
+    ]
+
+
+def posted(name: str, args: Sequence[Any]) -> tuple[Way, ...]:
+    """Return the ways of what a method of torch's ProcessGroup posts, by its name and arguments."""
+    if name not in {"send", "recv", "recv_anysource"}:
+        return COLLECTIVE
+    tensors, *rest = args
+    peer, tag = (None, *rest) if name == "recv_anysource" else rest
+    return message(SEND if name == "send" else RECEIVE, peer, tag, tensors[0])
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def own_turn() -> Iterator[None]:
+    """For the thread of an operation whose turn has come: what it posts waits for no other one."""
+    before = getattr(_here, "own", False)
+    _here.own = True
+    try:
+        yield
+    finally:
+        _here.own = before
+
+
 class Turns:
     """Of one world.
 
@@ -68,6 +116,33 @@ class Turns:
         turn.before = [each for each in taken[: taken.index(turn)] if each.meets(ways)]
         return turn
 
+    def wait(self, ways: Sequence[Way], goes_on: Callable[[], bool]) -> None:
+        """Wait, in a call that blocks, for the turn of an operation on `ways`, or until the world is over.
+
+        As for awaited ones no timeout counts yet: those ahead end by theirs.
+
+        Args:
+            ways: of the operation.
+            goes_on: whether the world is active.
+
+        Raises:
+            RuntimeError: one that was called before it needs the event loop of this thread.
+        """
+        if getattr(_here, "own", False) or not self.hold(ways):
+            return
+        turn, come = self.take(ways), threading.Event()
+        try:
+            if turn.needs(_running_loop()):
+                raise RuntimeError(
+                    "this call has to wait for an operation of World.aio that was called before it, and goes "
+                    "on in the event loop of this thread. Await that one first, or await this one as well"
+                )
+            turn.when_come(come.set)
+            while goes_on() and not come.wait(_LOOK):
+                pass
+        finally:
+            turn.over()
+
 
 class Turn:
     """One operation's; it lasts from `Turns.take` until `over`.
@@ -79,11 +154,13 @@ class Turn:
     Attributes:
         before: those that it waits for.
         left: whether it is over.
+        loop: the event loop that it needs to go on; None if it needs none.
     """
 
     def __init__(self, taken: list[Turn], ways: Sequence[Way]) -> None:
         self.before: Sequence[Turn] = ()
         self.left = False
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._taken = taken
         self._ways = ways
         self._calls: list[Callable[[], None]] = []  # one at most; who takes it out makes it
@@ -92,16 +169,28 @@ class Turn:
         """Whether an operation on `ways` must not begin before this one is over."""
         return any(_meet(mine, other) for mine in self._ways for other in ways)
 
+    def needs(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Whether it comes only after one that needs `loop`."""
+        seen, ahead = {self}, [*self.before]
+        while loop is not None and ahead:
+            each = ahead.pop()
+            if each.loop is loop and not each.left:
+                return True
+            if each not in seen:
+                seen.add(each)
+                ahead += each.before
+        return False
+
     def when_come(self, call: Callable[[], None]) -> None:
         """Call `call` once, here if the turn has come, else in the thread in which it comes."""
         self._calls.append(call)
         self._look()
 
     async def come(self) -> None:
-        """Wait until it has come; if that fails, it is over."""
+        """Wait until it has come, and go on in this event loop; if that fails, it is over."""
+        self.loop = loop = asyncio.get_running_loop()
         if self._is_here():
             return
-        loop = asyncio.get_running_loop()
         here: asyncio.Future[None] = loop.create_future()
 
         def tell() -> None:
@@ -150,6 +239,13 @@ class Turn:
 
 def _meet(one: Way, other: Way) -> bool:
     return all(a == b or a is None or b is None for a, b in zip(one, other, strict=True))
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _type_of(device: Any) -> str:

@@ -19,10 +19,11 @@ from multiworld.logs.source import about, logger
 from multiworld.objects import ObjectCollectives
 from multiworld.registry import registry
 from multiworld.selecting import Selecting
+from multiworld.turns import Turns, posted
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     import torch
     from torch._C._distributed_c10d import ProcessGroup, Store
@@ -89,6 +90,8 @@ class World(Selecting, ObjectCollectives):
         self._whole: Generation | None = None  # the last one in which this member had the world's state
         self._behind: int | None = None  # which state it has, while the latest is still to come
         self._torn = False  # whether some of a state has come into this member's own, and not all
+        self._turns = Turns()
+        self._taken = self._turns.taken
         self._aio: Aio | None = None
         self._elastic: ElasticGroup | None = None
 
@@ -196,7 +199,8 @@ class World(Selecting, ObjectCollectives):
 
             with self._watch_lock:
                 if self._aio is None:  # one: its operations take turns
-                    self._aio = Aio(self)
+                    self._aio = Aio(self, self._turns)
+                    self._hold_back()
         return self._aio
 
     def __repr__(self) -> str:
@@ -499,6 +503,17 @@ class World(Selecting, ObjectCollectives):
                 self._stop_listening()
         with self._watch_lock:
             self._plan, self._gen = plan, gen
+            if self._aio is not None:
+                self._hold_back()
+
+    def _hold_back(self) -> None:
+        """Let bare calls wait as this world's own do while its awaited operations go on."""
+        state = self._gen.c10d
+        if state is not None:
+            state.taken, state.before = self._taken, self._before
+
+    def _before(self, name: str, args: Sequence[object]) -> None:
+        self._wait_turn(posted(name, args))
 
     def _begins(self, steps: tuple[int | None, ...], rank: int, step: int) -> None:
         """A generation begins.

@@ -159,3 +159,108 @@ def outlived(me, size, dtype):
 @GLOO
 def test_a_collective_that_waits_for_its_group_outlives_its_loop(cast, dtype):
     runs(cast, outlived, 2, dtype=dtype)
+
+
+# -- beside calls that block -----------------------------------------------------------------------------------
+
+
+SLOW = list(range(200_000))
+"""An object that takes a moment to pickle: what is called meanwhile would come in between."""
+
+
+def reduced(w, value, way):
+    """A sum, by a call that blocks the event loop."""
+    tensor = number(value)
+    if way == "work":
+        w.all_reduce(tensor, async_op=True).wait()
+    elif way == "bare":
+        with w:
+            dist.all_reduce(tensor)
+    elif way == "objects":
+        found = [None] * w.world_size
+        w.all_gather_object(found, value)
+        return sum(found)
+    else:
+        w.all_reduce(tensor)
+    return tensor.item()
+
+
+def during_objects(me, size, way):
+    with world(me, size) as w:
+        found = [None] * size
+
+        async def main():
+            task = asyncio.create_task(w.aio.all_gather_object(found, SLOW if me.rank == 0 else me.rank))
+            await asyncio.sleep(0)
+            assert not task.done()
+            assert reduced(w, 100 + me.rank, way) == 201
+            await task
+
+        asyncio.run(main())
+        assert found == [SLOW, 1]
+
+
+@pytest.mark.parametrize("way", ["blocking", "work", "bare", "objects"])
+def test_a_call_that_blocks_comes_after_the_objects_called_before_it(cast, way):
+    runs(cast, during_objects, 2, way=way)
+
+
+def group_first(me, size, way):
+    """Both orders are random without turns: in ten worlds one of them is wrong."""
+    for turn in range(10):
+        with world(me, size, name=f"w{turn}") as w:
+            first, second, op = two_sums(me, "bool")
+
+            async def main(w=w, first=first, second=second, op=op):
+                task = asyncio.create_task(w.aio.all_reduce(first, op))
+                await asyncio.sleep(0)
+                if way == "bare":
+                    with w:
+                        dist.all_reduce(second, op)
+                else:
+                    w.all_reduce(second, op)
+                await task
+
+            asyncio.run(main())
+            assert (first.tolist(), second.tolist()) == ([1, 1, 0], [0, 0, 1])
+
+
+@pytest.mark.parametrize("way", ["blocking", "bare"])
+def test_a_call_that_blocks_comes_after_one_that_waits_for_its_group(cast, way):
+    runs(cast, group_first, 2, way=way)
+
+
+def sent_between(me, size, way):
+    with world(me, size) as w:
+        objects, got = [None], number()
+
+        async def send():
+            task = asyncio.create_task(w.aio.send_object_list([SLOW], 1))
+            await asyncio.sleep(0)
+            if way == "bare":
+                with w:
+                    dist.send(number(5), 1)
+            else:
+                w.send(number(5), 1)
+            await task
+
+        async def receive():
+            task = asyncio.create_task(w.aio.recv_object_list(objects, 0))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="Await that one first"):
+                w.recv(got, 0)
+            if way == "bare":
+                with w, pytest.raises(RuntimeError, match="Await that one first"):
+                    dist.recv(got, 0)
+            await task
+            w.recv(got, 0)
+
+        asyncio.run(receive() if me.rank else send())
+        if me.rank:
+            assert (objects, got.item()) == ([SLOW], 5)
+        w.barrier()
+
+
+@pytest.mark.parametrize("way", ["blocking", "bare"])
+def test_a_message_comes_after_the_objects_called_before_it(cast, way):
+    runs(cast, sent_between, 2, way=way)

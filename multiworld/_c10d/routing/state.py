@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -250,6 +250,9 @@ class WorldState(c10d._World):
         self.lane: LaneChannels | None = None
         self.collectives: LaneCollectives | None = None
         self.operations: LogsCalls | None = None
+        # Awaited operations that take several steps; with some of them what is posted waits in `before`.
+        self.taken: Sequence[object] = ()
+        self.before: Callable[[str, Sequence[Any]], None] = _at_once
         self.traffic: Traffic | None = None
         self.compiler_groups: dict[str, Any] = {}
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -409,6 +412,7 @@ class WorldState(c10d._World):
 
         Hold the backend objects before, drop the groups after, and the backends last. Idempotent.
         """
+        self.taken, self.before = (), _at_once  # the world's, which goes on
         with _lock:
             _Living.states = tuple(state for state in _Living.states if state is not self)
             if _tokens.get(self.token) is self:
@@ -436,6 +440,10 @@ class WorldState(c10d._World):
                 held.clear()
         for each, known in zip(maps, remembered, strict=True):
             each.gone = known
+
+
+def _at_once(_name: str, _args: Sequence[Any]) -> None:
+    """No operation is waited for."""
 
 
 def _asker() -> types.FrameType | None:

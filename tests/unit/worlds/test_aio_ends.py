@@ -15,6 +15,7 @@ from multiworld._generation.fail_awaited import AwaitedOperations  # noqa: E402
 from multiworld.aio import Aio, AioWork  # noqa: E402
 from multiworld.errors import BrokenWorldException  # noqa: E402
 from multiworld.events import State  # noqa: E402
+from multiworld.turns import Turns  # noqa: E402
 from multiworld.work import WorldWork  # noqa: E402
 
 
@@ -52,7 +53,7 @@ def no_threads():
 
 def started(gen, work):
     """Await `work` in each of the ways in which operations are."""
-    aio = Aio(SimpleNamespace(_gen=gen))
+    aio = Aio(SimpleNamespace(_gen=gen), Turns())
     aio._of = lambda _: SimpleNamespace(irecv=lambda *_: WorldWork(work, gen))
     return {
         "a work": lambda: AioWork(aio, gen, WorldWork(work, gen)).wait(),

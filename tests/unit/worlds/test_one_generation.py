@@ -13,7 +13,7 @@ from multiworld import collectives, objects
 from multiworld._c10d.waiter_pool import pool
 from multiworld.aio import Aio
 from multiworld.events import State
-from multiworld.turns import COLLECTIVE, RECEIVE, message
+from multiworld.turns import COLLECTIVE, RECEIVE, Turns, message
 
 
 class Generation:
@@ -84,7 +84,7 @@ class World(objects.ObjectCollectives):
 
     def __init__(self, *, lane):
         self._gen = Generation(self, lane=lane)
-        self.aio = Aio(self)
+        self.aio = Aio(self, Turns())
 
     @property
     def rank(self):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from multiworld.turns import COLLECTIVE, RECEIVE, SEND, Turns, collective, message
+from multiworld.turns import COLLECTIVE, RECEIVE, SEND, Turns, batch, collective, message, own_turn, posted
 
 
 def from_(peer, tag=0, on="cpu"):
@@ -129,3 +131,91 @@ def test_a_loop_that_is_closed_holds_no_turn_up():
     assert seen == ["later"]
     assert not task.done()
     task._log_destroy_pending = False
+
+
+# -- calls that block ------------------------------------------------------------------------------------------
+
+
+def waits(turns, ways, seen, goes_on=lambda: True):
+    """A thread that waits as a blocking call does, and then tells so."""
+    thread = threading.Thread(target=lambda: (turns.wait(ways, goes_on), seen.append("it blocked")))
+    thread.start()
+    while len(turns.taken) < 2:
+        time.sleep(0.001)
+    return thread
+
+
+def test_a_call_that_blocks_waits_for_those_before_it_and_holds_up_no_later_one():
+    turns, seen = Turns(), []
+    first = turns.take(COLLECTIVE)
+    thread = waits(turns, COLLECTIVE, seen)
+    assert not seen
+    first.over()
+    thread.join(60)
+    assert seen == ["it blocked"]
+    assert not turns.taken
+
+
+def test_a_call_that_blocks_waits_no_longer_than_the_world_goes_on():
+    turns, seen, over = Turns(), [], threading.Event()
+    first = turns.take(COLLECTIVE)
+    thread = waits(turns, COLLECTIVE, seen, lambda: not over.is_set())
+    over.set()
+    thread.join(60)
+    assert seen == ["it blocked"]
+    assert turns.taken == [first]
+
+
+def test_what_its_own_operation_posts_waits_for_no_turn():
+    turns = Turns()
+    turns.take(COLLECTIVE)
+    with own_turn():
+        with own_turn():
+            pass
+        turns.wait(COLLECTIVE, pytest.fail)
+    turns.wait(from_(1), pytest.fail)  # does not meet it
+    assert len(turns.taken) == 1
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_call_that_would_wait_for_its_own_event_loop_says_so(between):
+    turns = Turns()
+
+    async def main():
+        await turns.take(from_(1)).come()
+        if between:  # it waits for one that waits for one of the loop
+            turns.take((*from_(1), *from_(2)))
+        with pytest.raises(RuntimeError, match="Await that one first"):
+            turns.wait(from_(2 if between else 1), lambda: True)
+        assert len(turns.taken) == 1 + between
+
+    asyncio.run(main())
+
+
+def test_an_operation_that_goes_on_in_a_thread_can_be_waited_for_in_its_loop():
+    turns = Turns()
+
+    async def main():
+        turn = turns.take(COLLECTIVE)
+        await turn.come()
+        turn.loop = None  # as when a thread begins it
+        threading.Thread(target=turn.over).start()
+        turns.wait(COLLECTIVE, lambda: True)
+
+    asyncio.run(main())
+    assert not turns.taken
+
+
+def test_ways_of_what_torch_posts():
+    tensor = SimpleNamespace(device="cpu")
+    assert posted("send", ([tensor], 1, 0)) == to(1)
+    assert posted("recv", ([tensor], 2, 0)) == from_(2)
+    assert posted("recv", ([tensor], 2, 5)) == ()
+    assert posted("recv_anysource", ([tensor], 0)) == from_(None)
+    assert posted("allreduce", ([tensor],)) == COLLECTIVE
+
+    def irecv():
+        pass
+
+    messages = [SimpleNamespace(op=irecv, peer=1, tag=0, tensor=tensor), object()]
+    assert batch(messages) == list(from_(1))
