@@ -29,12 +29,38 @@ class Rosters:
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, list[Row]]] = {}
 
-    def learn(self, statuses: Mapping[int, dict[str, Any]]) -> None:
-        """Take what workers say, by rank in the run; of `multiworld.status.process_status`."""
+    def learn(self, statuses: Mapping[int, dict[str, Any]]) -> set[str]:
+        """Take what workers say, by rank in the run; of `multiworld.status.process_status`.
+
+        Returns:
+            The worlds that have begun anew, with other processes: their generations count from 1 again.
+        """
+        anew = self._begun_anew(statuses)
+        for name in anew:
+            del self._known[name]
         for status in statuses.values():
             for each in status["worlds"]:
                 if each.get("members") and each["generation"] >= self._known.get(each["name"], (0, []))[0]:
                     self._known[each["name"]] = each["generation"], each["members"]
+        return anew
+
+    def _begun_anew(self, statuses: Mapping[int, dict[str, Any]]) -> set[str]:
+        said = [
+            (each["name"], each["generation"], (status["pid"], status["host"]))
+            for status in statuses.values()
+            for each in status["worlds"]
+            if "rank" in each and each["name"] in self._known
+        ]
+        reached: dict[str, int] = {}
+        for name, generation, _ in said:
+            reached[name] = max(generation, reached.get(name, 0))
+        # A process is in the roster of its generation, and in a later one unless it is late or was left out.
+        return {
+            name
+            for name, generation, (pid, host) in said
+            if generation == reached[name] <= self._known[name][0]
+            and all(row[1:3] != [pid, host] for row in self._known[name][1])
+        }
 
     def of(self, name: str, generation: int) -> list[Row]:
         """Return the members of a generation of a world; [] where they are not known."""

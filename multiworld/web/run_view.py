@@ -75,7 +75,8 @@ class RunViews:
         launchers = (snapshot, *others)
         for each in launchers:
             self._note_events(each, "" if each is snapshot else f"{each['node']}: ")
-        self.rosters.learn(statuses)
+        for name in self.rosters.learn(statuses):
+            self._rows.pop(name, None)
         told: dict[str, dict[int, Status]] = {}
         for rank, status in sorted(statuses.items()):
             for each in status["worlds"]:

@@ -264,6 +264,17 @@ def test_what_the_others_say_counts_though_one_is_silent():
     assert members(found, "w0")[0] == (0, 1, "busy")
 
 
+def test_a_world_that_begins_anew_shows_none_of_the_ranks_it_had():
+    views = RunViews()
+    views.view(snapshot(), (), {0: hub(generation=3)}, {})
+    more = [h.WorkerStarted(AT + 1, each, "worker", each, each, 5000 + each, 1) for each in range(3)]
+    more += [h.WorldChanged(AT + 2, each, "w0", "active", 1) for each in range(2)]
+    again = {**hub(members=[], rank=0), "pid": 5000}
+    found = views.view(snapshot(*more), (), {0: again}, {})
+    assert members(found, "w0") == [(0, 0, "active"), (-1, 1, "active")]
+    assert views.rosters.lacking({0: again}) == {"0": ["w0", "w1"]}
+
+
 def test_worlds_that_are_gone_leave_nothing():
     views = RunViews()
     views.view(snapshot(), (), {0: hub()}, {})
