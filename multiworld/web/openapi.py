@@ -116,8 +116,8 @@ def document() -> dict[str, Any]:
             "/api/v1/view": _get("The present view.", _json(_ref("View"))),
             "/api/v1/events": _get(
                 "Server-sent events: one `view`, then a `patch` at each change; reconnecting begins anew. A patch "
-                "has now, and of set (head), processes, processes_gone, worlds, worlds_gone, faults and events "
-                "what has changed.",
+                "has now, and of set (head), processes, processes_gone, worlds, worlds_gone, faults, faults_gone "
+                "and events what has changed.",
                 {"text/event-stream": {"schema": _TEXT}},
             ),
             "/api/v1/worlds/{name}/pending": _get(

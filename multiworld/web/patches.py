@@ -7,14 +7,14 @@ from typing import Any
 __all__ = ["patch"]
 
 _HEAD = ("title", "note", "run", "totals")
-_LISTS = {"processes": "id", "worlds": "name"}
+_LISTS = {"processes": "id", "worlds": "name", "faults": "id"}
 
 
 def patch(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return what a reader of `before` needs for `after`; only ``now`` where nothing has changed.
 
-    Keys: ``set`` (of the head), ``processes`` and ``worlds`` (those that changed, whole), ``processes_gone``,
-    ``worlds_gone``, ``faults`` (changed or new), ``events`` (new).
+    Keys: ``set`` (of the head), ``processes``, ``worlds`` and ``faults`` (those that changed, whole),
+    ``processes_gone``, ``worlds_gone``, ``faults_gone``, ``events`` (new).
     """
     found: dict[str, Any] = {"now": after["now"]}
     head = {key: after[key] for key in _HEAD if after[key] != before[key]}
@@ -27,9 +27,6 @@ def patch(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         gone = [each for each in old if each not in new]
         found |= {name: changed} if changed else {}
         found |= {f"{name}_gone": gone} if gone else {}
-    known = {each["id"]: each for each in before["faults"]}
-    if faults := [each for each in after["faults"] if known.get(each["id"]) != each]:
-        found["faults"] = faults
     last = max((each["id"] for each in before["events"]), default=0)
     if events := [each for each in after["events"] if each["id"] > last]:
         found["events"] = events

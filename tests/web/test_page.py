@@ -121,6 +121,18 @@ def test_healing_shows_in_the_timeline(site):
     assert [width for _, width in placed] == pytest.approx([0.1, 38.08, 61.82], abs=0.02)
 
 
+def test_faults_that_are_told_no_more_go(site):
+    old = fault("w1", healed=False, at=time.time() - 60)
+    source = fleet(faults=[fault("w2"), old])
+    page = site(source)
+    expect(page.locator("#faults-shown")).to_have_text("2, 1 not healed")
+    source.change(faults_gone=[old["id"]])
+    expect(page.locator("#faults-shown")).to_have_text("1")
+    expect(page.locator("#fault-list .fault-world")).to_have_text(["w2"])
+    source.change(faults_gone=[fault("w2")["id"]])
+    expect(page.locator("#faults-empty")).to_be_visible()
+
+
 def test_a_world_whose_state_comes_shows_how_much(site):
     rows = [member(0), member(1), member(-1, "joining", process="", received=400, total=1000)]
     page = site(Source(view([world("train", rows, sizes="2:8", size=2, candidates=1)])))

@@ -42,18 +42,20 @@ export class Model {
     }
     for (const process of patch.processes ?? []) this.processes.set(process.id, process);
     for (const id of patch.processes_gone ?? []) this.processes.delete(id);
-    if (patch.faults?.length) this.#mergeFaults(patch.faults);
+    const faults = Boolean(patch.faults?.length || patch.faults_gone?.length);
+    if (faults) this.#mergeFaults(patch.faults ?? [], patch.faults_gone ?? []);
     if (patch.events?.length) this.#mergeEvents(patch.events);
     return {
       worlds,
       processes: Boolean(patch.processes?.length || patch.processes_gone?.length),
-      faults: Boolean(patch.faults?.length),
+      faults,
       events: Boolean(patch.events?.length),
     };
   }
 
-  #mergeFaults(changed) {
+  #mergeFaults(changed, gone) {
     const faults = new Map(this.faults.map((fault) => [fault.id, fault]));
+    for (const id of gone) faults.delete(id);
     for (const fault of changed) faults.set(fault.id, fault);
     this.faults = [...faults.values()].sort((a, b) => b.at - a.at).slice(0, FAULTS);
   }

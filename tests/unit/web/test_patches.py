@@ -30,16 +30,18 @@ def merged(view: dict, change: dict) -> dict:
 
 names = st.sampled_from(["w0", "w1", "w2", "w3"])
 views = st.builds(
-    lambda worlds, processes, head, events: {
+    lambda worlds, processes, faults, head, events: {
         **BASE,
         "now": 2.0,
         **head,
         "worlds": [{"name": name, "state": state} for name, state in worlds.items()],
         "processes": [{"id": name, "state": state} for name, state in processes.items()],
+        "faults": [{"id": f"{name}/1", "healed": healed} for name, healed in faults.items()],
         "events": [{"id": number, "text": str(number)} for number in range(1, events + 2)],
     },
     st.dictionaries(names, st.sampled_from(["active", "broken"])),
     st.dictionaries(names, st.sampled_from(["up", "failed"])),
+    st.dictionaries(names, st.booleans()),
     st.fixed_dictionaries({}, optional={"title": st.text(max_size=3), "note": st.text(max_size=3)}),
     st.integers(0, 3),
 )
