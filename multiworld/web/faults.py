@@ -16,6 +16,10 @@ __all__ = ["merged"]
 
 _SIGHT = frozenset({"seen", "told"})
 
+_LATE = 30.0
+"""Seconds by which a launcher may see a fault later than it ended for another one: it was cut off, or has
+another time."""
+
 
 def merged(told: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return one list of faults, the newest first.
@@ -31,8 +35,16 @@ def merged(told: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
             if key not in known:  # else one of an earlier world of that name
                 known.add(key)
                 same.setdefault(key, []).append(each)
-    found = [_together(each) for each in same.values()]
+    found = [_together([each for each in some if _is_of(each, some)]) for some in same.values()]
     return sorted(found, key=lambda each: -each["at"])[:LAST]
+
+
+def _is_of(fault: dict[str, Any], same: Sequence[dict[str, Any]]) -> bool:
+    """Whether it is the newest of these, by one launcher; else it is of an earlier world of that name."""
+    if not fault["healed"] and not fault["over"]:
+        return True
+    last = fault["at"] + fault["ms"] / 1000 if fault["healed"] else fault["steps"][-1]["at"]
+    return bool(max(each["at"] for each in same) <= last + _LATE)
 
 
 def _together(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:

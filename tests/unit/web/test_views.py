@@ -6,6 +6,7 @@ import pytest
 from kits.runstatekit import AT, begun, run_of
 from unit.web.webkit import STATUS
 
+from multiworld._core.timeline import FaultTimeline
 from multiworld.events import (
     Breakage,
     Cause,
@@ -24,6 +25,7 @@ from multiworld.pending import PendingOperation
 from multiworld.run import events as h
 from multiworld.run.control.pending import ASK_AFTER, waiting_worlds
 from multiworld.run.view.state import RunState
+from multiworld.web.faults import merged
 from multiworld.web.links import Links
 from multiworld.web.process_view import LAST, EventTrack, view_of_process
 from multiworld.web.run_view import RunViews
@@ -303,6 +305,35 @@ def test_faults_keep_their_ids_when_another_launcher_answers_or_does_not():
         alpha(gone), (beta(h.WorldChanged(AT + 5.1, 1, "w0", "broken", 1, "why", "crashed")),), {}, {}
     )
     assert [each["id"] for each in alone] == [each["id"] for each in both["faults"]] == ["w0/1"]
+
+
+@pytest.mark.parametrize("healed", [True, False])
+def test_a_fault_is_none_of_an_earlier_world_of_that_name(healed):
+    here, there = FaultTimeline(), FaultTimeline()
+    for each, who in ((here, "rank 0"), (there, "rank 1")):
+        each.broke(AT, "w0", 1, who, "crashed", (2,))
+        if healed:
+            each.active(AT + 1, "w0", 2, who, whole=True)
+    (old,) = merged([here.faults(), there.faults()])
+    assert (len(old["steps"]), old["healed"]) == (4 if healed else 2, healed)
+    here.closed("w0")
+    there.closed("w0")
+    here.broke(AT + 7200, "w0", 1, "rank 0", "hung", (0,))
+    (new,) = merged([here.faults(), there.faults()])
+    assert (new["id"], new["at"], new["cause"], new["healed"]) == ("w0/1", AT + 7200, "hung", False)
+    assert [each["ms"] for each in new["steps"]] == [0.0]
+    there.broke(AT + 7200.5, "w0", 1, "rank 1", "hung", (0,))
+    (new,) = merged([here.faults(), there.faults()])
+    assert [(each["what"], each["ms"]) for each in new["steps"]] == [("seen", 0.0), ("told", 500.0)]
+
+
+def test_a_node_may_see_a_fault_when_it_is_healed_for_another_one():
+    here, late = FaultTimeline(), FaultTimeline()
+    here.broke(AT, "w0", 1, "rank 0", "unreachable", (1,))
+    here.active(AT + 1, "w0", 2, "rank 0", whole=True)
+    late.broke(AT + 12, "w0", 1, "rank 1", "unreachable", (0,))
+    (fault,) = merged([here.faults(), late.faults()])
+    assert (len(fault["steps"]), fault["at"]) == (3, AT)
 
 
 def broken_by_one(state, worlds, members):
