@@ -194,10 +194,7 @@ class _Routes:
 
         async def lines() -> AsyncIterator[bytes]:
             async for kind, data in self.feed.stream():
-                text = (
-                    f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n" if kind else ":\n\n"
-                )
-                yield text.encode()
+                yield f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
         return _Stream(lines(), stack)
 

@@ -30,6 +30,7 @@ MOST_VIEWERS = 32
 """Event streams at a time."""
 
 _KEEP_ALIVE = 15.0
+"""Seconds after which a viewer is told that nothing has changed: a longer silence is a dead stream's."""
 
 _log = logger(__name__)
 
@@ -123,23 +124,26 @@ class Feed:
             self._viewers -= 1
 
     async def stream(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield ("view", the view), then ("patch", what has changed) at each change; ("", {}) when idle."""
+        """Yield ("view", the view), then ("patch", what has changed) at each change, and each 15 s."""
         self._loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._poll())
         before = await self.latest()
         yield "view", before
+        told = time.monotonic()
         while not self._over:
             changed = self._changed
             if self._latest is before:
                 # asyncio.wait_for loses a cancel that comes together with a change (before Python 3.12).
                 change = asyncio.ensure_future(changed.wait())
                 try:
-                    done, _ = await asyncio.wait({change}, timeout=_KEEP_ALIVE)
+                    left = told + _KEEP_ALIVE - time.monotonic()
+                    done, _ = await asyncio.wait({change}, timeout=max(0.0, left))
                 finally:
                     change.cancel()
                 if not done:
-                    yield "", {}
+                    yield "patch", {"now": time.time()}
+                    told = time.monotonic()
                     continue
             after = self._latest
             if after is None or after is before:
@@ -148,6 +152,7 @@ class Feed:
             before = after
             if len(found) > 1:
                 yield "patch", found
+                told = time.monotonic()
 
     async def _poll(self) -> None:
         while self._viewers and not self._over:

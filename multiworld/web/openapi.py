@@ -115,8 +115,8 @@ def document() -> dict[str, Any]:
         "paths": {
             "/api/v1/view": _get("The present view.", _json(_ref("View"))),
             "/api/v1/events": _get(
-                "Server-sent events: one `view`, then a `patch` at each change; reconnecting begins anew. A patch "
-                "has now, and of set (head), processes, processes_gone, worlds, worlds_gone, faults, faults_gone "
+                "Server-sent events: one `view`, then a `patch` at each change, and after 15 s without one; "
+                "reconnecting begins anew. A patch has now, and of set (head), processes, processes_gone, worlds, worlds_gone, faults, faults_gone "
                 "and events what has changed.",
                 {"text/event-stream": {"schema": _TEXT}},
             ),

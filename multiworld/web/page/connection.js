@@ -1,8 +1,8 @@
 // The stream of views and patches: connects, notices that it is dead, and connects again.
 
 const RETRY = [500, 1000, 2000, 4000]; // ms before each further try
-const QUIET = 20_000; // ms without an event, after which the server is asked whether it lives
-const ANSWER = 5_000; // ms that it has to answer
+const QUIET = 20_000; // ms without an event, after which the stream is dead: one comes each 15 s at least
+const ANSWER = 5_000; // ms that the server has to say whether it refuses
 const HIDDEN = 30_000; // ms that the page may be hidden before the stream is closed
 
 const url = (path) => new URL(path, document.baseURI);
@@ -71,23 +71,10 @@ export class Connection {
     }
   }
 
-  /** A dead network does not end a stream, and keep-alives are not told to a page: ask when it was quiet for long. */
+  /** A dead network does not end a stream. */
   #watch() {
     clearTimeout(this.#quiet);
-    this.#quiet = setTimeout(() => this.#ask(this.#source), QUIET);
-  }
-
-  async #ask(source) {
-    let alive = false;
-    try {
-      await fetch(url("live"), { signal: AbortSignal.timeout(ANSWER), cache: "no-store" });
-      alive = true; // whatever it says of the run
-    } catch {
-      // no answer: not alive
-    }
-    if (source !== this.#source || source === null) return;
-    if (alive) this.#watch();
-    else this.#failed(source);
+    this.#quiet = setTimeout(() => this.#failed(this.#source), QUIET);
   }
 
   #visibility() {
