@@ -198,6 +198,16 @@ def test_the_process_that_broke_a_world_is_gone(site):
     expect(page.get_by_role("gridcell", name="rank 1: gone, crashed")).to_be_visible()
 
 
+def test_a_world_that_a_member_left_in_good_order_is_no_trouble(site):
+    rows = [member(0, "broken"), member(1, "closed")]
+    left = world("w0", rows, state="broken", cause="left", detail="rank 1 closed it", left=True)
+    page = site(Source(view([left, world("w1")])))
+    expect(row(page, "w0").locator(".note")).to_have_text("left")
+    expect(page.locator("#trouble-word")).to_have_text("Nothing is wrong: 2 worlds")
+    expect(page.locator("#announcer")).to_be_empty()
+    expect(page.locator("#rows .name")).to_have_text(["w1", "w0"])
+
+
 def test_totals_of_a_run(site):
     source = fleet(
         1, totals={"failures": 3, "restarts": 2, "nodes_lost": 0, "broken": {"crashed": 2, "left": 1}}

@@ -179,6 +179,7 @@ function noteOf(world, at, fault) {
   const parts = [];
   const trouble = worldTrouble(world);
   if (trouble?.[1]) parts.push(trouble[1]);
+  else if (world.left && world.cause) parts.push(world.cause);
   if (fault && world.state === "joining") parts.push(faultWords(fault));
   const stuck = stuckOperation(world, at);
   if (stuck) parts.push(`${operationName(stuck)} waits for ${ranks(missingRanks(stuck)) || "its members"}`);

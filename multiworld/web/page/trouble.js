@@ -43,8 +43,9 @@ export function missingRanks(pending) {
     .sort((a, b) => a - b);
 }
 
-/** 0 is the most urgent, 5 a world that is closed. */
+/** 0 is the most urgent, 5 a world that is closed, or that a member left in good order. */
 export function urgency(world, now) {
+  if (world.left) return 5;
   if (world.state === "broken" || world.state === "failed") return 0;
   if (world.state === "closed") return 5;
   if (lostRanks(world).length) return 0;
@@ -56,6 +57,7 @@ export function urgency(world, now) {
 
 /** What a world that is not as it should be is, and why; null if it is. */
 export function worldTrouble(world) {
+  if (world.left) return null;
   const lost = ranks(lostRanks(world));
   if (world.state === "broken") return ["broken", [world.cause, lost].filter(Boolean).join(", ")];
   if (world.state === "failed") return ["failed to join", world.detail || world.note || world.cause];
