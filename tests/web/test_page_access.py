@@ -194,6 +194,20 @@ def test_only_new_trouble_is_announced(site):
     assert page.locator("#event-list").get_attribute("aria-live") == "off"
 
 
+def test_a_launcher_that_is_silent_is_announced_once(site):
+    source = Source(view([world("w0")]))
+    page = site(source)
+    page.evaluate(
+        "window.told = []; new MutationObserver(() => told.push(document.getElementById('announcer').textContent))"
+        ".observe(document.getElementById('announcer'), {childList: true, characterData: true, subtree: true})"
+    )
+    said = [f"nothing new since {seconds} s: no answer within 2 s" for seconds in (3, 4, 5)]
+    for note in said:
+        source.change(set={"note": note})
+        expect(page.locator("#trouble-list li")).to_have_text(note)
+    assert page.evaluate("told") == said[:1]
+
+
 def test_tab_order(site):
     page = site(everything())
     expect(page.locator("#rows .row")).to_have_count(9)

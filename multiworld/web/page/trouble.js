@@ -131,7 +131,8 @@ const order = ({ weight }) => (weight === WAITS ? -1 : 1);
 /** All that is wrong, the most urgent first. `key` stays the same as long as it is the same trouble. */
 export function troubles(model, now) {
   const found = [];
-  if (model.note) found.push({ key: `note/${model.note}`, weight: -1, text: model.note, since: null });
+  const note = model.note.replace(/since \d+ s/g, ""); // the seconds count on: it is the same trouble
+  if (note) found.push({ key: `note/${note}`, weight: -1, text: model.note, since: null });
   const run = model.run;
   if (run?.ended && run.ended.exitcode !== 0)
     found.push({
