@@ -208,6 +208,25 @@ def test_a_launcher_that_is_silent_is_announced_once(site):
     assert page.evaluate("told") == said[:1]
 
 
+def test_a_token_that_is_refused_is_announced_once(site):
+    page = site(Source(view([world("w0")])), "?token=secret", token="secret", expected=["ERR_", "401"])  # noqa: S106
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    page.context.clear_cookies()
+    page.server.stop()
+    page.server.start()
+    expect(page.locator("#connection")).to_have_attribute("data-state", "refused")
+    page.evaluate(
+        "window.told = []; new MutationObserver(() => told.push(document.getElementById('connection-text').textContent))"
+        ".observe(document.getElementById('connection-text'), {childList: true, characterData: true, subtree: true})"
+    )
+    for _ in range(2):
+        with page.expect_response("**/api/v1/view"):
+            pass
+    assert page.evaluate("told") == []
+    page.server.stop()
+    expect(page.locator("#connection")).to_have_attribute("data-state", "reconnecting")
+
+
 def test_tab_order(site):
     page = site(everything())
     expect(page.locator("#rows .row")).to_have_count(9)

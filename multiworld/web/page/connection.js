@@ -10,6 +10,7 @@ const url = (path) => new URL(path, document.baseURI);
 export class Connection {
   #source = null;
   #tries = 0;
+  #denied = false; // by the server, at the last try
   #retry = null;
   #quiet = null;
   #hide = null;
@@ -44,6 +45,7 @@ export class Connection {
   #got(source, kind, event) {
     if (source !== this.#source) return;
     this.#tries = 0;
+    this.#denied = false;
     this.#watch();
     this.on[kind](JSON.parse(event.data));
     this.on.state("live");
@@ -54,11 +56,14 @@ export class Connection {
     if (source !== this.#source) return;
     const answered = source.readyState === EventSource.CLOSED; // with something else than a stream
     this.#close();
-    this.on.state("reconnecting");
+    if (!this.#denied) this.on.state("reconnecting");
     const wait = RETRY[Math.min(this.#tries, RETRY.length - 1)];
     this.#tries += 1;
     this.#retry = setTimeout(() => this.#open(), wait);
-    if (answered && (await this.#refused())) this.on.state("refused");
+    const denied = answered && (await this.#refused());
+    // Not at each try anew: a screen reader reads each change.
+    if (this.#tries > 0 && denied !== this.#denied) this.on.state(denied ? "refused" : "reconnecting");
+    this.#denied = this.#tries > 0 && denied;
   }
 
   async #refused() {
@@ -86,6 +91,7 @@ export class Connection {
       }, HIDDEN);
     } else if (this.#source === null) {
       this.#tries = 0;
+      this.#denied = false;
       this.on.state("reconnecting");
       this.#open();
     }
