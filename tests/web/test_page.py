@@ -57,6 +57,16 @@ def test_shows_run_worlds_and_processes(site):
     assert page.get_by_role("link", name="OpenAPI").get_attribute("href") == "openapi.json"
 
 
+@pytest.mark.parametrize(
+    ("seat", "nodes", "shown"),
+    [(None, 0, "seatwaits for the other nodes"), (None, 2, "seatspare"), (1, 2, "seat1 of 2")],
+)
+def test_the_seat_of_a_node(site, seat, nodes, shown):
+    source = fleet(1)
+    source.now["run"] |= {"seat": seat, "nodes": nodes}
+    expect(site(source).locator("#facts")).to_contain_text(shown)
+
+
 def test_one_process_without_a_run(site):
     page = site(Source(view([world("w0", 2)], kind="process", title="process 4711 on alpha", run=None)))
     expect(page.get_by_role("heading", level=1)).to_have_text("process 4711 on alpha")

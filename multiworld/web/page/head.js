@@ -68,8 +68,8 @@ export class Head {
     const facts = [];
     if (run) {
       facts.push(["entry point", run.entrypoint], ["node", run.node]);
-      if (run.nodes > 1 || run.seat === null)
-        facts.push(["seat", run.seat === null ? "spare" : `${run.seat} of ${run.nodes}`]);
+      if (run.seat === null) facts.push(["seat", run.nodes ? "spare" : "waits for the other nodes"]);
+      else if (run.nodes > 1) facts.push(["seat", `${run.seat} of ${run.nodes}`]);
       facts.push([
         "restart",
         run.max_restarts ? `${run.restart}, at most ${run.max_restarts}` : `${run.restart}`,
