@@ -61,8 +61,10 @@ class WorldCommunicator:
 
     def is_broken(self, world_name: str) -> bool:
         """Whether the world is not active: broken, removed, not initialized yet, or never known."""
-        world = self._worlds.get(world_name)
-        return world is None or world.state is not State.ACTIVE
+        try:
+            return self._find(world_name).state is not State.ACTIVE
+        except BrokenWorldException:
+            return True
 
     # -- operations ------------------------------------------------------------------------------------------
 

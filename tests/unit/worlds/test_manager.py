@@ -121,6 +121,18 @@ def test_the_default_world_is_the_only_one_that_is_there():
             communicator._find(name)
 
 
+def test_the_default_name_is_broken_unless_the_only_world_is_active():
+    communicator, world = WorldCommunicator(), FakeWorld("w", threading.Barrier(1))
+    assert communicator.is_broken(DEFAULT_WORLD_NAME)
+    communicator.set_world("w", world)
+    assert not communicator.is_broken(DEFAULT_WORLD_NAME)
+    world.state = State.BROKEN
+    assert communicator.is_broken(DEFAULT_WORLD_NAME)
+    world.state = State.ACTIVE
+    communicator.set_world("other", world)
+    assert communicator.is_broken(DEFAULT_WORLD_NAME)  # an operation does not know which one is meant
+
+
 def test_names_of_removed_worlds_do_not_pile_up():
     manager, count = WorldManager(), REMEMBERED + 100
     for number in range(count):
