@@ -86,6 +86,10 @@ class Aio:
         self._make: Any = None
         self._habit: Habit | Any = None
 
+    def _forked(self, turns: Turns) -> None:
+        """In a forked child: what the turns that were taken wait for goes on in the parent alone."""
+        self._turns, self._taken, self._making = turns, turns.taken, None
+
     # -- point to point --------------------------------------------------------------------------------------
 
     async def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:

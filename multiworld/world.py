@@ -598,6 +598,10 @@ class World(Selecting, ObjectCollectives):
         self._changed = threading.Condition(self._watch_lock)
         self._watchers, self._next = (), None
         self._stop_listening = _nothing
+        self._turns = Turns()
+        self._taken = self._turns.taken
+        if self._aio is not None:
+            self._aio._forked(self._turns)  # noqa: SLF001  (its own)
         self._advances.forked()
         self._gen.forked()
 

@@ -613,6 +613,40 @@ def test_a_forked_child_has_nothing_of_its_parents_worlds(cast):
     runs(cast, parent, 2)
 
 
+def awaiting_parent(me, size):
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
+    if me.rank:
+        me.hear(PATIENCE)
+        w.send_object_list(["x"], 0)
+        w.close()
+        return
+    loop, objects = asyncio.new_event_loop(), [None]
+    awaited = loop.create_task(w.aio.recv_object_list(objects, 1))
+    loop.run_until_complete(asyncio.sleep(0))  # it has its turn, which never ends in the child
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with pytest.raises(mw.WorldClosedError, match="forked"):
+                asyncio.run(asyncio.wait_for(w.aio.recv(number(), 1), SOON))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    me.emit("forked")
+    assert loop.run_until_complete(asyncio.wait_for(awaited, PATIENCE)) == 1
+    assert objects == ["x"]
+    loop.close()
+    w.close()
+
+
+def test_a_forked_child_awaits_nothing_that_its_parent_does(cast):
+    one, other = cast.all(awaiting_parent, 2)
+    one.expect("forked")
+    other.say("go")
+    assert [one.finish(), other.finish()] == [0, 0]
+
+
 def counted_by_another_thread(me, size):
     w = alone(me)
     held, forked = threading.Event(), threading.Event()
