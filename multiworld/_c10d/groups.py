@@ -288,11 +288,7 @@ class Group:
         return frozenset(c10d.BackendConfig(c10d.Backend(self._spec.backend)).get_device_backend_map())
 
     def made(self) -> ProcessGroup | None:
-        """Return the default group, which is made now if it was not yet; None where it is gone.
-
-        Raises:
-            TimeoutError: it was not made in time.
-        """
+        """Return the default group, which is made now if it was not yet; None where it is gone."""
         return self.late.made() if self.pg is None and self.late is not None else self.pg
 
     def permitted(self) -> None:

@@ -41,7 +41,8 @@ class LateGroup:
     Args:
         group: to be made.
         exchange: makes what the members say to each other by; it is told whether this member asks.
-        failed: called with the error, once, if the group cannot be made: breaks the world.
+        failed: called with the error if the group cannot be made, or is not in time: breaks the world,
+            which calls `end`.
         timeout: seconds.
         permitted: raises where the group may not be made at all; the world goes on then.
     """
@@ -62,7 +63,8 @@ class LateGroup:
         self._lock = threading.Lock()
         self._maker: threading.Thread | None = None
         self._ended = False
-        self._told = threading.Event()  # it is made, cannot be made, or the world is over
+        # It is made, or the world is over: its operations raise, whichever thread has ended it.
+        self._told = threading.Event()
 
     def makes_here(self) -> bool:
         """Whether it is this thread that makes the group now."""
@@ -71,14 +73,17 @@ class LateGroup:
     def made(self) -> Any:
         """Make the group if it is not made yet, and return it; None where the world is over.
 
+        It is over where the group was not made in time.
+
         Raises:
-            TimeoutError: it was not made in time.
             UnencryptedError: it may not be made.
         """
         self._permitted()
         self.begin(asking=True)
         if not self._told.wait(self._timeout + _SLACK):
-            raise TimeoutError(f"the gloo group timed out: it was not made within {self._timeout:g} s")
+            self._failed(TimeoutError(f"it was not made within {self._timeout:g} s"))
+            self._told.wait(_SLACK)  # another thread may have been first, and not be ready
+            return None
         return self._group.pg
 
     def begin(self, *, asking: bool) -> None:
@@ -96,7 +101,6 @@ class LateGroup:
             self._maker.start()
         except RuntimeError as error:  # the host has no thread left for this process
             self._failed(error)
-            self._told.set()
 
     def end(self) -> None:
         """The world is over: who waits goes on, and the group is not made any more."""
@@ -117,10 +121,9 @@ class LateGroup:
                 self._group.make(exchange, lambda: self._agree(exchange))
             finally:
                 exchange.close()
-        except BaseException as error:  # the world breaks with it
-            self._failed(error)
-        finally:
             self._told.set()
+        except BaseException as error:  # the world breaks with it, and tells by `end`
+            self._failed(error)
 
     def _agree(self, exchange: Exchange) -> None:
         exchange.say_built()

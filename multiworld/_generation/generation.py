@@ -177,8 +177,7 @@ class Generation:
         """The process group, made now if it is made when it is needed; blocks until it is there.
 
         Raises:
-            BrokenWorldException, WorldClosedError: the generation is over.
-            TimeoutError: it was not made in time.
+            BrokenWorldException, WorldClosedError: the generation is over, also as it was not made in time.
         """
         group = self.group.made()
         if group is None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-
 from multiworld._c10d.late_group import LateGroup
 
 SOON = 10.0
@@ -61,7 +59,12 @@ def late(group: Group, timeout: float = SOON) -> tuple[LateGroup, list[Exchange]
         exchanges[-1].others.set()
         return exchanges[-1]
 
-    return LateGroup(group, exchange, failures.append, timeout), exchanges, failures  # type: ignore[arg-type]
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        made.end()  # as the world does, in this thread or another one
+
+    made = LateGroup(group, exchange, failed, timeout)  # type: ignore[arg-type]
+    return made, exchanges, failures
 
 
 def waiting(made: LateGroup, count: int) -> tuple[list[threading.Thread], list[object]]:
@@ -118,6 +121,21 @@ def test_an_error_is_told_once_and_the_receives_are_taken_back():
     assert exchanges[0].said == ["closed"]
 
 
+def test_who_waits_for_one_that_cannot_be_made_goes_on_when_the_worlds_operations_raise():
+    group = Group(OSError("no device"))
+    made, exchanges, _ = late(group)
+    ending = threading.Event()
+    made._failed = lambda _: ending.set()  # another thread was first
+    threads, found = waiting(made, 1)
+    group.hold.set()
+    assert ending.wait(SOON)
+    made.rest()
+    assert (found, threads[0].is_alive()) == ([], True)
+    made.end()
+    threads[0].join(SOON)
+    assert (found, exchanges[0].said) == ([None], ["closed"])
+
+
 def test_the_worlds_end_lets_all_go_that_wait():
     group = Group()
     made, _, _ = late(group)
@@ -141,12 +159,13 @@ def test_it_is_not_begun_after_the_end():
     assert group.makers == []
 
 
-def test_one_that_takes_too_long_is_not_waited_for():
+def test_the_world_hears_of_one_that_takes_too_long():
     group = Group()
-    made, _, _ = late(group, timeout=-0.95)
-    with pytest.raises(TimeoutError, match="not made within"):
-        made.made()
+    made, _, failures = late(group, timeout=-0.95)
+    assert made.made() is None
+    assert [str(each) for each in failures] == ["it was not made within -0.95 s"]
     group.hold.set()
+    made.rest()
 
 
 def test_without_a_thread_the_world_hears_of_it(monkeypatch):
