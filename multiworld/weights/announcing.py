@@ -1,7 +1,11 @@
-"""How engines make themselves known to the trainer: a list of their names in the store where worlds meet."""
+"""How engines make themselves known to the trainer: a list of their names in the store where worlds meet.
+
+Beside it stands which publisher takes the list: the newest one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,7 +15,7 @@ from multiworld._net.stores.opening import in_time_for, open_in_time
 from multiworld.errors import StoreUnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch._C._distributed_c10d import Store
 
@@ -44,6 +48,25 @@ class Announcements:
         self._timeout = timeout
         self._cancelled = cancelled
         self._key = f"m8d-weights/{settings.run_id()}@{name}/waiting"
+        self._holder = f"m8d-weights/{settings.run_id()}@{name}/publisher"
+
+    def claim(self, publisher: str) -> None:
+        """Let a publisher take the list from now on; an older one sees that in `holder`.
+
+        Raises:
+            StoreUnreachableError: the store does not answer.
+        """
+        with self._translated():
+            self._call("set", self._holder, publisher)
+
+    def holder(self, publisher: str) -> str:
+        """Return which publisher takes the list; this one where none does, as in a store that began anew.
+
+        Raises:
+            StoreUnreachableError: the store does not answer.
+        """
+        with self._translated():
+            return self._compare_set(self._holder, "", publisher)
 
     def announce(self, seat: str) -> None:
         """Put an engine on the list.
@@ -67,18 +90,26 @@ class Announcements:
 
     def _change(self, change: Callable[[list[str]], list[str]]) -> list[str]:
         """Replace the list, and return what it was."""
-        try:
-            seen = self._compare_set(_NOTHING, _NOTHING)
+        with self._translated():
+            seen = self._compare_set(self._key, _NOTHING, _NOTHING)
             for _ in range(_TRIES):
                 before = [] if seen == _NOTHING else [str(each) for each in json.loads(seen)]
                 after = change(before)
                 if after == before:
                     return before
                 text = json.dumps(after)
-                now = self._compare_set("" if seen == _NOTHING else seen, text)
+                now = self._compare_set(self._key, "" if seen == _NOTHING else seen, text)
                 if now == text:
                     return before
                 seen = now
+        raise StoreUnreachableError(
+            self._name, f"publisher {self._name!r}: the list of engines changed {_TRIES} times meanwhile"
+        )
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
         except (RuntimeError, OSError, ValueError) as error:
             raise StoreUnreachableError(
                 self._name,
@@ -86,14 +117,12 @@ class Announcements:
                 rule="Engines make themselves known there",
                 next_step="See that it is served, and that nothing else writes to it",
             ) from error
-        raise StoreUnreachableError(
-            self._name, f"publisher {self._name!r}: the list of engines changed {_TRIES} times meanwhile"
-        )
 
-    def _compare_set(self, expected: str, desired: str) -> str:
-        store: Any = self._handle.store
+    def _compare_set(self, key: str, expected: str, desired: str) -> str:
+        return bytes(self._call("compare_set", key, expected, desired)).decode()
+
+    def _call(self, function: str, *arguments: str) -> Any:
+        called = getattr(self._handle.store, function)
         deadline = time.monotonic() + self._timeout
         call = in_time_for(self._handle, world=self._name, deadline=deadline, cancelled=self._cancelled)
-        if call is None:
-            return bytes(store.compare_set(self._key, expected, desired)).decode()
-        return bytes(call(store.compare_set, self._key, expected, desired)).decode()
+        return called(*arguments) if call is None else call(called, *arguments)

@@ -59,6 +59,9 @@ class Publisher:
     waits for no engine, dead, slow or stopped. An engine that comes gets the newest version; one that is
     slower than the trainer gets whole versions, though not each.
 
+    A name has one publisher at a time, the newest: an older one at the same store closes itself, with an
+    error in the log.
+
     Args:
         name: of these weights: the same on the engines. Their worlds are called "name/engine".
         source: a module, tensors by name, or a function without arguments that returns names and tensors, in
@@ -116,6 +119,7 @@ class Publisher:
         self._threads: list[threading.Thread] = []
         if rank == 0:
             self._engines_list = self._open()
+            self._engines_list.claim(self._session)
             registry.close_at_end(self)
             self._start(self._look, "list")
 
@@ -198,7 +202,9 @@ class Publisher:
         deadline = time.monotonic() + min(timeout, settings.MAX_TIMEOUT)
         self._closed.set()
         with self._shelf.changed:
-            worlds, threads = list(self._worlds.values()), list(self._threads)
+            worlds = list(self._worlds.values())
+            # A thread that closes this itself is not waited for.
+            threads = list(set(self._threads) - {threading.current_thread()})
             self._shelf.changed.notify_all()
         self._shelf.clear()
         for world in worlds:
@@ -240,7 +246,8 @@ class Publisher:
         """Thread entry point: begin to serve each engine that comes."""
         while not self._closed.wait(LOOK_EVERY):
             try:
-                seats = self._engines_list.take()
+                newest = self._engines_list.holder(self._session) == self._session
+                seats = self._engines_list.take() if newest else []
             except Exception as error:  # noqa: BLE001  (else no engine would be served any more)
                 known = isinstance(error, JoinError)
                 _log.warning("publisher %r: %s", self.name, error, exc_info=not known)
@@ -248,6 +255,10 @@ class Publisher:
                     break
                 self._reopen()
                 continue
+            if not newest:
+                _log.error("publisher %r is closed: a newer one of that name has begun", self.name)
+                self.close()
+                break
             with self._shelf.changed:
                 fresh = self._roster.announced(seats)
             for seat in fresh:

@@ -30,6 +30,11 @@ def slow(monkeypatch):
     return SimpleNamespace(began=began, let=let, calls=calls)
 
 
+def listed(take=list):
+    """The list of engines, of a publisher that stays the newest."""
+    return SimpleNamespace(take=take, holder=lambda mine: mine, claim=lambda _: None, close=lambda: None)
+
+
 def version():
     return shelf.Version("session", 3, 100, [], ["a", "b"])
 
@@ -244,7 +249,7 @@ def test_an_engine_is_served_again_after_an_error_of_any_kind(monkeypatch):
             raise RuntimeError(step[0])
         function(*arguments)
 
-    announced = SimpleNamespace(take=take, close=lambda: None)
+    announced = listed(take)
     monkeypatch.setattr(publisher, "AGAIN", 0.0)
     monkeypatch.setattr(publisher.Publisher, "_joined", joined)
     monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: announced)
@@ -263,7 +268,7 @@ def test_an_engine_is_served_again_after_an_error_of_any_kind(monkeypatch):
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e10])
 def test_a_publisher_waits_for_a_time_without_an_end(monkeypatch, seconds):
-    announced = SimpleNamespace(take=list, close=lambda: None)
+    announced = listed()
     monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: announced)
     mine = publisher.Publisher("w", {}, "file:///nowhere")
     wait_for, ended, closes = mine._shelf.changed.wait_for, [], []
@@ -292,7 +297,7 @@ def test_what_failed_on_rank_0_alone_is_published_again(monkeypatch):
         if rank == 0 and lacks.pop():
             raise MemoryError("no memory on rank 0")
 
-    announced = SimpleNamespace(take=list, close=lambda: None)
+    announced = listed()
     monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: announced)
     monkeypatch.setattr(publisher.Publisher, "_start", lambda *_: None)
     first, second = (

@@ -1,0 +1,44 @@
+"""How trainers begin: after one that was not closed."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from multiworld import weights  # noqa: E402  (torch may be missing)
+from multiworld.weights import announcing  # noqa: E402
+
+WITHIN = 30.0
+"""Seconds, of what comes at once."""
+
+
+def ended(publisher):
+    for thread in publisher._threads:
+        thread.join(WITHIN)
+    return not any(thread.is_alive() for thread in publisher._threads)
+
+
+def test_a_newer_publisher_ends_the_one_that_was_not_closed(caplog):
+    """It would take engines off the list, which would stay ready with its last version."""
+    store = torch.distributed.HashStore()
+    first = weights.Publisher("policy", {}, store)
+    other = weights.Publisher("another", {}, store)
+    second = weights.Publisher("policy", {}, store)
+    try:
+        assert first._closed.wait(WITHIN)
+        assert ended(first)
+        assert "'policy' is closed: a newer one of that name has begun" in caplog.text
+        with pytest.raises(ValueError, match="is closed"):
+            first.publish(1)
+        listed = announcing.Announcements(
+            "policy", store, serve=False, timeout=WITHIN, cancelled=lambda: False
+        )
+        store.delete_key(listed._holder)  # as in a store that was started again
+        store.wait([listed._holder])
+        assert listed.holder("third") == second._session
+        assert not second._closed.is_set()
+        assert not other._closed.is_set()
+    finally:
+        for each in (first, other, second):
+            assert each.close()
