@@ -119,9 +119,14 @@ class Publisher:
         self._threads: list[threading.Thread] = []
         if rank == 0:
             self._engines_list = self._open()
-            self._engines_list.claim(self._session)
-            registry.close_at_end(self)
-            self._start(self._look, "list")
+            try:
+                self._engines_list.claim(self._session)
+                registry.close_at_end(self)
+                self._start(self._look, "list")
+            except BaseException:  # also Ctrl-C: no caller has the publisher that would close it
+                self.close()
+                self._engines_list.close()
+                raise
 
     @property
     def version(self) -> int | None:
@@ -204,7 +209,8 @@ class Publisher:
         with self._shelf.changed:
             worlds = list(self._worlds.values())
             # A thread that closes this itself is not waited for.
-            threads = list(set(self._threads) - {threading.current_thread()})
+            others = set(self._threads) - {threading.current_thread()}
+            threads = [each for each in others if each.is_alive()]
             self._shelf.changed.notify_all()
         self._shelf.clear()
         for world in worlds:
@@ -239,8 +245,9 @@ class Publisher:
             name=f"m8d-weights-{name}",
         )
         with self._shelf.changed:
-            thread.start()
+            # Before it starts: Ctrl-C may come when it has.
             self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+            thread.start()
 
     def _look(self) -> None:
         """Thread entry point: begin to serve each engine that comes."""

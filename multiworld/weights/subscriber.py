@@ -100,8 +100,12 @@ class Subscriber:
         self._rooms: list[Tensor] = []
         self._sums: list[str] = []  # of what is in the rooms; "" where that is not whole
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"m8d-weights-{self.seat}")
-        registry.close_at_end(self)
-        self._thread.start()
+        try:
+            registry.close_at_end(self)
+            self._thread.start()
+        except BaseException:  # also Ctrl-C: no caller has the subscriber that would give its seat back
+            self.close()
+            raise
 
     @property
     def ready(self) -> bool:
@@ -198,7 +202,8 @@ class Subscriber:
             self._changed.notify_all()
         if world is not None:
             world.close(timeout / 2)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():  # else it may not have started
+            self._thread.join(max(0.0, deadline - time.monotonic()))
         ended = not self._thread.is_alive()
         if ended:
             with self._changed:

@@ -1,6 +1,8 @@
-"""How trainers begin: after one that was not closed."""
+"""How trainers and engines begin: after one that was not closed, and where Ctrl-C comes in between."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 
@@ -42,3 +44,29 @@ def test_a_newer_publisher_ends_the_one_that_was_not_closed(caplog):
     finally:
         for each in (first, other, second):
             assert each.close()
+
+
+@pytest.mark.parametrize("end", [weights.Publisher, weights.Subscriber])
+@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), RuntimeError("can't start new thread")])
+def test_a_beginning_that_is_interrupted_leaves_no_thread(monkeypatch, end, error):
+    """One that makes known an engine, or serves engines, would do so for good."""
+    made, start = [], threading.Thread.start
+
+    def interrupted(thread):
+        if not thread.name.startswith("m8d-weights-"):
+            start(thread)
+            return
+        made.append(thread)
+        if isinstance(error, KeyboardInterrupt):
+            start(thread)
+        raise error
+
+    store = torch.distributed.HashStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(type(error), match=str(error)):
+            end("w", {}, store)
+    (thread,) = made
+    if thread.ident is not None:
+        thread.join(WITHIN)
+    assert not thread.is_alive()
