@@ -173,8 +173,7 @@ class Subscriber:
         self._waiting += 1
         try:
             while self._staged is None or self._closed.is_set():
-                if self._closed.is_set():
-                    raise ValueError(f"subscriber {self.seat!r} of {self.name!r} is closed")
+                self._check_open()
                 if self._ready() and self.version is not None:
                     return None
                 left = deadline - time.monotonic()
@@ -262,8 +261,12 @@ class Subscriber:
         rooms = [size for _, size in sizes(head)]
         if len(rooms) != len(head.digests):
             raise ValueError(f"version {head.version}: {len(head.digests)} digests for {len(rooms)} buckets")
+        with self._changed:
+            self._check_open()
+            # Before it may come: the engine that loads an older one is not ready with that.
+            self._session, self.told = head.session, head.version
         latest = time.monotonic() + self._plan.timeout
-        while not self._may_come(head, rooms, latest):
+        while not self._may_come(rooms, latest):
             wire.send(world, {"busy": True})
         missing = [number for number, each in enumerate(head.digests) if self._sums[number] != each]
         wire.send(world, {"need": missing})
@@ -288,7 +291,11 @@ class Subscriber:
             self._changed.notify_all()
         wire.send(world, {"got": head.version})
 
-    def _may_come(self, head: Head, sizes: list[int], latest: float) -> bool:
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise ValueError(f"subscriber {self.seat!r} of {self.name!r} is closed")
+
+    def _may_come(self, sizes: list[int], latest: float) -> bool:
         """Make room for a version; False, after a part of the timeout, where it may not come yet."""
 
         def free() -> bool:
@@ -299,10 +306,8 @@ class Subscriber:
         with self._changed:
             if not self._changed.wait_for(free, self._plan.timeout / wire.BEATS):
                 return False
-            if self._closed.is_set():
-                raise ValueError(f"subscriber {self.seat!r} of {self.name!r} is closed")
+            self._check_open()
             self._staged = None
-            self._session, self.told = head.session, head.version
             self._fit(sizes)
             return True
 
