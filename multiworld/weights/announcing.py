@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
@@ -19,10 +20,23 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-__all__ = ["Announcements"]
+    from multiworld._join.arguments import JoinPlan
+
+__all__ = ["FUNCTION", "Announcements", "present"]
+
+FUNCTION = "tcp://store:1"
+"""Stands in a plan for the address that a function tells."""
 
 _NOTHING = "\x01nothing"  # no list starts like this: compare_set returns the value where it does not fit
 _TRIES = 100
+
+
+def present(plan: JoinPlan, store: object) -> JoinPlan:
+    """Return a plan with the store's present address, where `store` is a function that tells it.
+
+    Such a store may move, so it is served by no process that takes part.
+    """
+    return replace(plan, store=store(), served=True) if callable(store) else plan
 
 
 class Announcements:
@@ -30,7 +44,7 @@ class Announcements:
 
     Args:
         name: of the publisher.
-        store: as for `multiworld.join`.
+        store: as for `multiworld.join`, what `present` says.
         serve: whether this process serves it.
         timeout: seconds to wait for the store.
         cancelled: asked whether to give up.

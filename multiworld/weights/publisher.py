@@ -26,7 +26,7 @@ from multiworld.events import State
 from multiworld.logs.source import logger
 from multiworld.registry import registry
 from multiworld.weights import wire
-from multiworld.weights.announcing import Announcements
+from multiworld.weights.announcing import FUNCTION, Announcements, present
 from multiworld.weights.shelf import Shelf, Version
 from multiworld.weights.tensors import BUCKET, buckets, gather
 
@@ -68,6 +68,8 @@ class Publisher:
             the same order each time. Sharded tensors (DTensor, as FSDP2's) are put together one after the
             other. The engines have the same names, dtypes and whole shapes.
         store: where engines and trainer meet, as for `multiworld.join`; rank 0's process serves a tcp store.
+            Or a function without arguments that returns its present address: it is asked for each connection,
+            and the store is served elsewhere. For a store of Ray's, `RayStore.address`.
         rank: of this process among those that train the model together. Rank 0 sends; the others take part
             in `publish`, which puts sharded tensors together.
         timeout: seconds (or a timedelta) for each join, and for each transfer of a bucket; None takes
@@ -88,7 +90,7 @@ class Publisher:
         self,
         name: str,
         source: Source,
-        store: str | Store | None = None,
+        store: str | Store | Callable[[], str] | None = None,
         *,
         rank: int = 0,
         timeout: float | dt.timedelta | None = None,
@@ -105,7 +107,9 @@ class Publisher:
                 next_step="Leave them out, or give larger ones",
             )
         self.name = name
-        self._plan = make_plan(name, 0, 2, store, "gloo", timeout, hang_timeout, None)
+        self._store = store
+        address = FUNCTION if callable(store) else store
+        self._plan = make_plan(name, 0, 2, address, "gloo", timeout, hang_timeout, None)
         self._source = source
         self._rank = rank
         self._bucket = bucket_bytes
@@ -227,11 +231,12 @@ class Publisher:
         return Version(self._session, version, self._bucket, entries, rooms)
 
     def _open(self) -> Announcements:
+        plan = present(self._plan, self._store)
         return Announcements(
             self.name,
-            self._plan.store,
-            serve=True,
-            timeout=self._plan.timeout,
+            plan.store,
+            serve=not plan.served,
+            timeout=plan.timeout,
             cancelled=self._closed.is_set,
         )
 
@@ -322,7 +327,7 @@ class Publisher:
         plan = replace(self._plan, name=f"{self.name}/{seat}")
         for _ in range(JOINS):
             try:
-                return join_planned(plan, self._closed.is_set)
+                return join_planned(present(plan, self._store), self._closed.is_set)
             except JoinTimeoutError:
                 raise
             except JoinError as error:

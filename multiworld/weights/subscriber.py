@@ -17,11 +17,12 @@ from multiworld.errors import MultiworldError, StateError, StateTransferError
 from multiworld.logs.source import logger
 from multiworld.registry import registry
 from multiworld.weights import wire
-from multiworld.weights.announcing import Announcements
+from multiworld.weights.announcing import FUNCTION, Announcements, present
 from multiworld.weights.tensors import load, sizes, summed, whole
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Callable
 
     from torch import Tensor
     from torch._C._distributed_c10d import Store
@@ -51,7 +52,7 @@ class Subscriber:
         name: as of the publisher.
         target: a module, or tensors by name, with the names, dtypes and whole shapes of the publisher's; or
             a function that takes an iterable of names and tensors, as ``load_weights`` of vLLM's models.
-        store: as for the publisher, which serves it.
+        store: as for the publisher, which serves it, or a function that tells its address.
         seat: the engine's name: one that is started again takes its seat again. None makes one.
         timeout: seconds (or a timedelta) for each join, and for each transfer of a bucket; None takes
             M8D_JOIN_TIMEOUT (30). The publisher has the same.
@@ -74,7 +75,7 @@ class Subscriber:
         self,
         name: str,
         target: Target,
-        store: str | Store | None = None,
+        store: str | Store | Callable[[], str] | None = None,
         *,
         seat: str | None = None,
         timeout: float | dt.timedelta | None = None,
@@ -82,8 +83,9 @@ class Subscriber:
     ) -> None:
         self.name = name
         self.seat = uuid.uuid4().hex[:12] if seat is None else seat
-        plan = make_plan(f"{name}/{self.seat}", 1, 2, store, "gloo", timeout, hang_timeout, None)
-        self._plan = plan
+        self._store = store
+        address = FUNCTION if callable(store) else store
+        self._plan = make_plan(f"{name}/{self.seat}", 1, 2, address, "gloo", timeout, hang_timeout, None)
         self._target = target
         self.version: int | None = None
         self.told: int | None = None
@@ -237,7 +239,7 @@ class Subscriber:
 
     def _follow(self) -> None:
         """Join the trainer, and receive versions until it is lost."""
-        plan = self._plan
+        plan = present(self._plan, self._store)
         announcements = Announcements(
             self.name, plan.store, serve=False, timeout=plan.timeout, cancelled=self._closed.is_set
         )

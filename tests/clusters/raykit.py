@@ -96,13 +96,13 @@ class Engine:
 
     def __init__(self, store):
         self.net = torch.nn.Linear(2, 1)
-        self.engine = weights.Subscriber("policy", self.net, store.address(), hang_timeout=3)
+        self.engine = weights.Subscriber("policy", self.net, store.address, hang_timeout=3)
 
     def where(self):
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def weights(self, version):
-        until(lambda: self.engine.update() or self.engine.version == version)
+        until(lambda: self.engine.update(PATIENCE) or self.engine.version == version)
         return self.net.weight.tolist()
 
 

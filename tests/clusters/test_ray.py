@@ -201,7 +201,7 @@ def test_a_world_of_a_range_shrinks_and_lets_the_restarted_actor_in(store):
 
 def test_weights_come_to_a_restarted_engine(cluster, store):
     net = torch.nn.Linear(2, 1)
-    publisher = weights.Publisher("policy", net, store.address(), hang_timeout=3)
+    publisher = weights.Publisher("policy", net, store.address, hang_timeout=3)
     try:
         engine = ray.remote(num_cpus=0.1, max_restarts=-1)(Engine).remote(store)
         for version in range(2):
@@ -209,8 +209,11 @@ def test_weights_come_to_a_restarted_engine(cluster, store):
             publisher.publish(version)
             assert get(engine.weights.remote(version)) == [[version, version]]
         pid, _ = get(engine.where.remote())
+        where = store.address()
+        ray.kill(ray.get_actor(store.name, namespace=store.namespace), no_restart=False)
         os.kill(pid, signal.SIGKILL)
         back(engine, pid)
+        assert store.address() != where
         assert get(engine.weights.remote(1)) == [[1, 1]]
     finally:
         publisher.close()

@@ -1,24 +1,26 @@
-"""How trainers and engines begin: after one that was not closed, and where Ctrl-C comes in between."""
+"""How trainers and engines begin: after one that was not closed, where Ctrl-C comes, where a store has moved."""
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from multiworld import weights  # noqa: E402  (torch may be missing)
-from multiworld.weights import announcing  # noqa: E402
+import multiworld as mw  # noqa: E402  (torch may be missing)
+from multiworld import weights  # noqa: E402
+from multiworld.weights import announcing, publisher, subscriber  # noqa: E402
 
 WITHIN = 30.0
 """Seconds, of what comes at once."""
 
 
-def ended(publisher):
-    for thread in publisher._threads:
+def ended(end):
+    for thread in end._threads:
         thread.join(WITHIN)
-    return not any(thread.is_alive() for thread in publisher._threads)
+    return not any(thread.is_alive() for thread in end._threads)
 
 
 def test_a_newer_publisher_ends_the_one_that_was_not_closed(caplog):
@@ -70,3 +72,45 @@ def test_a_beginning_that_is_interrupted_leaves_no_thread(monkeypatch, end, erro
     if thread.ident is not None:
         thread.join(WITHIN)
     assert not thread.is_alive()
+
+
+def test_trainer_and_engine_ask_again_where_a_store_is_that_moves(monkeypatch):
+    """An engine that makes itself known at the new address would be served by no trainer."""
+
+    class Moving(torch.distributed.HashStore):
+        gone = False
+
+        def compare_set(self, *arguments):
+            if self.gone:
+                raise RuntimeError("the server is gone")
+            return super().compare_set(*arguments)
+
+    before, after = Moving(), Moving()
+    present, plans, serves, opened = [before], queue.Queue(), [], announcing.open_in_time
+
+    def open_in_time(store, *, serve, **options):
+        serves.append(serve)
+        return opened(store, serve=serve, **options)
+
+    def join_planned(plan, _cancelled):
+        plans.put(plan)
+        raise mw.JoinTimeoutError(plan.name, "it did not come")
+
+    monkeypatch.setattr(announcing, "open_in_time", open_in_time)
+    monkeypatch.setattr(publisher, "AGAIN", 0.01)
+    for end in (publisher, subscriber):
+        monkeypatch.setattr(end, "join_planned", join_planned)
+    ends = [weights.Publisher("w", {}, lambda: present[0])]
+    try:
+        present[:], before.gone = [after], True
+        ends.append(weights.Subscriber("w", {}, lambda: present[0], seat="engine"))
+        seen = set()
+        while seen != {0, 1}:
+            plan = plans.get(timeout=WITHIN)
+            assert plan.store is after
+            assert plan.served, "rank 0 would serve the address itself"
+            seen.add(plan.rank)
+        assert not any(serves)
+    finally:
+        for each in ends:
+            assert each.close()
