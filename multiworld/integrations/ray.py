@@ -74,7 +74,7 @@ class RayStore:
             timeout: seconds, or a timedelta, that the actor has to answer; Ray may be starting it again.
 
         Raises:
-            StoreUnreachableError: it did not, or there is no such actor.
+            StoreUnreachableError: it did not, there is no such actor, or this process has no Ray any more.
             MultiworldError: Ray is not installed.
         """
         return _ask(self.name, self, durations.seconds(timeout) or 0.0)[1]
@@ -83,8 +83,9 @@ class RayStore:
         """End the actor. Active worlds go on; a join fails. Harmless when repeated."""
         ray = _ray()
         _kept.pop(self, None)
-        with contextlib.suppress(ValueError):  # it has ended
-            ray.kill(ray.get_actor(self.name, namespace=self.namespace))
+        if ray.is_initialized():  # else `get_actor` would start a cluster
+            with contextlib.suppress(ValueError):  # it has ended
+                ray.kill(ray.get_actor(self.name, namespace=self.namespace))
 
 
 _kept: dict[RayStore, tuple[str, Any]] = {}
@@ -184,9 +185,10 @@ def join(
         InvalidJoinError: an argument breaks a rule, or this process is in an active world of that name.
         JoinError: see `multiworld.join`; of those that another member's end can cause, the last one when
             `patience` is over.
+        StoreUnreachableError: Ray is not initialised in this process.
         MultiworldError: Ray is not installed.
     """
-    _ray()
+    _check_initialised(_ray(), name)
     left = durations.seconds(patience)
     if not isinstance(store, RayStore) or left is None or left < 0:
         raise InvalidJoinError(
@@ -263,7 +265,8 @@ class _Place:
 
     def _look(self) -> None:
         if self._answer is None:
-            if time.monotonic() >= self._next:
+            # A call after `ray.shutdown` would start a cluster.
+            if time.monotonic() >= self._next and _ray().is_initialized():
                 self._answer = self._actor.address.remote().future()
         elif self._answer.done():
             answer, self._answer, self._next = self._answer, None, time.monotonic() + LOOK_EVERY
@@ -274,6 +277,7 @@ class _Place:
 def _ask(world: str, store: RayStore, timeout: float) -> tuple[Any, str]:
     """Return the actor that serves a store, and its address."""
     ray = _ray()
+    _check_initialised(ray, world)
     try:
         actor = ray.get_actor(store.name, namespace=store.namespace)
         # A future, because `ray.get` complains where an async actor's thread calls it.
@@ -285,6 +289,17 @@ def _ask(world: str, store: RayStore, timeout: float) -> tuple[Any, str]:
             rule=f"It answers within {timeout:g} s, as long as the process lives that started it",
             next_step="Keep that process, or start the actor with lifetime='detached'",
         ) from exc
+
+
+def _check_initialised(ray: Any, world: str) -> None:
+    """Refuse a process that has no Ray, as after `ray.shutdown`: Ray's calls would start a cluster."""
+    if not ray.is_initialized():
+        raise StoreUnreachableError(
+            str(world),
+            "Ray is not initialised in this process",
+            rule="The store's actor is found by the process's connection to its cluster",
+            next_step="Call ray.init() first",
+        )
 
 
 def _ray() -> Any:

@@ -42,6 +42,7 @@ def ray(monkeypatch):
     """Ray's double: `ray.actors` has actors by name."""
     module = types.ModuleType("ray")
     module.actors = {}
+    module.is_initialized = lambda: True
     module.exceptions = types.SimpleNamespace(RayError=RayError)
 
     def get_actor(name, namespace):
@@ -148,6 +149,29 @@ def test_a_store_that_does_not_answer(ray, actor):
         ray.actors["tests", "store"] = actor
     with pytest.raises(mw.StoreUnreachableError, match="the actor 'store' did not tell"):
         STORE.address(timeout=0.01)
+
+
+def test_no_cluster_is_started_after_a_shutdown(ray, joins, monkeypatch):
+    """`ray.get_actor` and actors' methods do so, also in the thread that joins a broken world again."""
+    asked = []
+    monkeypatch.setattr(worlds, "LOOK_EVERY", 0.0)
+    actor = ray.actors["tests", "store"] = Actor("tcp://a:1")
+    place = worlds._Place("w", STORE)
+    actor.address.remote = lambda: asked.append("address")
+    ray.get_actor = lambda *names, **_: asked.append(names)
+    ray.is_initialized = lambda: False
+    assert not place.moved()
+    broken = types.SimpleNamespace(name="w")
+    for call in (
+        lambda: worlds.join("w", 0, 2, STORE),
+        lambda: worlds._rejoin(broken, STORE, lambda: False),
+        STORE.address,
+    ):
+        with pytest.raises(mw.StoreUnreachableError, match="Ray is not initialised"):
+            call()
+    STORE.end()
+    assert asked == []
+    assert joins.plans == []
 
 
 def test_it_travels_as_its_name():
