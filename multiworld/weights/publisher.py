@@ -114,7 +114,6 @@ class Publisher:
         self._rank = rank
         self._bucket = bucket_bytes
         self._session = uuid.uuid4().hex
-        self._last = -1
         self._closed = threading.Event()
         self._shelf = Shelf(versions, self._closed.is_set)
         self._roster = Roster()
@@ -135,7 +134,7 @@ class Publisher:
     @property
     def version(self) -> int | None:
         """That was published last; None before the first. Only rank 0 knows whether rank 0 failed."""
-        return None if self._last < 0 else self._last
+        return None if self._shelf.last < 0 else self._shelf.last
 
     @property
     def engines(self) -> dict[str, int]:
@@ -164,8 +163,8 @@ class Publisher:
         if self._closed.is_set():
             raise ValueError(f"publisher {self.name!r} is closed. Make another one.")
         # Rank 0 alone knows whether it failed the last time, so the others take part again, and it does, too.
-        again = version == self._last
-        if version < max(0, self._last):
+        again = version == self._shelf.last
+        if version < max(0, self._shelf.last):
             raise self._not_risen(version)
         with torch.no_grad():
             if self._rank or again:
@@ -173,12 +172,13 @@ class Publisher:
                 deque(gather(self._source), maxlen=0)
             else:
                 self._shelf.put(self._copied(version))
-        if again and not self._rank:
+        if self._rank:
+            self._shelf.last = version
+        elif again:
             raise self._not_risen(version)
-        self._last = version
 
     def _not_risen(self, version: int) -> ValueError:
-        return ValueError(f"version {version} after {self._last}. Versions rise, from 0 on.")
+        return ValueError(f"version {version} after {self._shelf.last}. Versions rise, from 0 on.")
 
     def wait(self, engines: int = 1, timeout: float = 30.0) -> int:
         """Wait until so many engines have the version that was published last.
@@ -192,7 +192,7 @@ class Publisher:
         """
 
         def having() -> int:
-            return sum(each >= self._last for each in self._has.values())
+            return sum(each >= self._shelf.last for each in self._has.values())
 
         seconds = min(timeout, settings.MAX_TIMEOUT)
         with self._shelf.changed:

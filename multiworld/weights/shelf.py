@@ -84,12 +84,14 @@ class Shelf:
         stopped: whether the publisher is closed; `changed` is notified when that changes.
 
     Attributes:
-        newest: that was published last.
+        newest: that was published last; none any more once the publisher is closed.
+        last: its number; -1 before the first.
         changed: held and notified at changes.
     """
 
     def __init__(self, most: int, stopped: Callable[[], bool]) -> None:
         self.newest: Version | None = None
+        self.last = -1
         self.changed = threading.Condition()
         self._most = most
         self._stopped = stopped
@@ -106,7 +108,8 @@ class Shelf:
         with self.changed:
             if self._stopped():
                 return
-            before, self.newest = self.newest, version
+            # At once: where Ctrl-C comes, no other weights are published with that number.
+            before, self.newest, self.last = self.newest, version, version.number
             if before is not None and before.number not in self._sending:
                 self._release(before)
             sending = {number: each.holds + each.waits for number, each in self._sending.items()}

@@ -327,6 +327,31 @@ def test_what_failed_on_rank_0_alone_is_published_again(monkeypatch):
         second.close()
 
 
+def test_a_number_whose_publish_was_interrupted_is_not_given_to_other_weights(monkeypatch):
+    """Engines that have the first would stay ready with it."""
+    monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: listed())
+    mine = publisher.Publisher("w", {"a": torch.ones(2)}, "file:///nowhere")
+    notify = mine._shelf.changed.notify_all
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    try:
+        mine._shelf.changed.notify_all = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            mine.publish(1)
+        mine._shelf.changed.notify_all = notify
+        assert mine.version == 1
+        with pytest.raises(ValueError, match="version 1 after 1"):
+            mine.publish(1)
+        mine.publish(2)
+        assert mine._shelf.newest.number == 2
+    finally:
+        mine._shelf.changed.notify_all = notify
+        assert mine.close()
+    assert mine.version == 2
+
+
 def test_an_engine_hears_that_its_trainer_works_while_the_digests_are_computed(slow, monkeypatch):
     """It would take the trainer for lost after the world's timeout, and never get weights whose digests take longer."""
     sent = []
