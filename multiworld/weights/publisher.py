@@ -149,15 +149,16 @@ class Publisher:
         weights into the host's memory; no engine is waited for.
 
         Args:
-            version: an integer, larger than the last one, and 0 or more; the same on all ranks. After a
-                publish that failed, on rank 0 alone too, all ranks may call this with that version again.
+            version: an integer, larger than the last one, and 0 or more; the same on all ranks. Where a
+                publish failed on any rank, rank 0 may have published it. All ranks call this again then, with
+                a larger version, which is always taken; rank 0 refuses the same one if it has published it.
 
         Raises:
             ValueError: it is not.
             TypeError: it is no integer, as 1.5.
             StateError: a weight is no tensor, or none that is dense (a sparse or quantized one).
-            BrokenWorldException: a rank that trains was lost while the shards were put together; nothing
-                was published.
+            BrokenWorldException: a rank that trains was lost while the shards were put together. Where rank 0
+                raises it, nothing was published.
         """
         version = operator.index(version)  # also numpy's, of which an engine could be told nothing
         if self._closed.is_set():

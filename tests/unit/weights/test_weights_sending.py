@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from multiworld.weights import publisher, shelf  # noqa: E402  (torch may be missing)
+import multiworld as mw  # noqa: E402  (torch may be missing)
+from multiworld.weights import publisher, shelf  # noqa: E402
 
 
 @pytest.fixture
@@ -368,3 +369,33 @@ def test_an_engine_hears_that_its_trainer_works_while_the_digests_are_computed(s
     assert publisher.Publisher._send(mine, object(), version())
     assert sent[:3] == ["idle"] * 3
     assert sent[-1] == "version"
+
+
+def test_what_failed_on_another_rank_alone_is_published_with_a_larger_version(monkeypatch):
+    """Rank 0 has published it, and cannot know."""
+    lost = [True]
+
+    def source():
+        yield "a", torch.ones(2)
+        if lost.pop():
+            raise mw.BrokenWorldException("trainers", "a rank was lost")
+
+    monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: listed())
+    monkeypatch.setattr(publisher.Publisher, "_start", lambda *_: None)
+    first = publisher.Publisher("w", {"a": torch.ones(2)}, "file:///nowhere")
+    second = publisher.Publisher("w", source, "file:///nowhere", rank=1)
+    try:
+        first.publish(3)
+        with pytest.raises(mw.BrokenWorldException):
+            second.publish(3)
+        assert (first.version, second.version) == (3, None)
+        lost[:] = [False] * 2
+        second.publish(3)
+        with pytest.raises(ValueError, match="version 3 after 3"):
+            first.publish(3)
+        for each in (first, second):
+            each.publish(4)
+            assert each.version == 4
+    finally:
+        first.close()
+        second.close()
