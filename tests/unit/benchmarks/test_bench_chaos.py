@@ -37,13 +37,13 @@ def test_a_world_that_began_anew_is_no_figure():
 
 def test_each_phase_is_beside_its_own_calm():
     told = Told(
-        calm=[40.0, 20.0, 40.0], wild=[38.0, 19.0, 40.0], still=[500.0] * 3, sizes=[6, 7], reformed=[30.0],
+        calm=[40.0, 20.0, 40.0], wild=[38.0, 19.0, 40.0], still=[500.0] * 3, sizes=[4] * 4 + [8] * 8, reformed=[30.0],
         broken=["process 3, pair3: gone"], held=[3.0, 1.0, 2.0],
     )  # fmt: skip
     options = argparse.Namespace(every=2.0, hang_timeout=0.5, secure=False)
     found = {each.name: each for each in figures(told, Counter(kill=2, start=1), options)}
     assert (found["steps"].value, found["steps"].met) == (0.95, True)
-    assert "2 kill, 1 start), of 6.5 members on average" in found["steps"].note
+    assert "2 kill, 1 start), of 6.0 members on average, beside calm phases of 6;" in found["steps"].note
     assert (found["healthy/broken"].value, found["healthy/broken"].met) == (1.0, False)
     assert found["descriptors"].value == 2.0
 
