@@ -190,6 +190,7 @@ def figures(run: Run, kind: str, count: int, times: Times) -> Iterator[Figure]:
         "detection", f"{kind}/{count}/p99", spread["p99"], "ms", quantile(every, 0.95), spread["max"],
         len(every),
         goal=_P99 if crash else None, note="the same; its spread is from the 95th percentile to the largest",
+        quantiles=spread,
     )  # fmt: skip
     for way, values in times.by_way.items():
         if values:

@@ -15,6 +15,8 @@ FEW = 4
 """Quartiles of fewer samples are no spread."""
 UNKNOWN = 0.10
 """What is taken for the spread then: a tenth of the value on either side."""
+TAIL = 100
+"""A 99th percentile of fewer samples is near the largest of them, and says nothing of later ones."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,25 @@ class Figure:
 
         95 %: 1.96 standard errors of a median, each 1.25 IQR / (1.35 √n); McGill, Tukey, Larsen, "Variations
         of Box Plots", The American Statistician 32 (1978). Of fewer than `FEW` samples `UNKNOWN` at least.
+        Where the value is the 99th percentile: whether the limit lies from `low` to `high`, which are the
+        95th percentile and the largest; always with fewer than `TAIL` samples.
         """
+        if self.goal is None:
+            return False
+        if self.quantiles.get("p99") == self.value:
+            return self.samples < TAIL or self.low <= self.goal.limit <= self.high
         error = 1.81 * (self.high - self.low) / math.sqrt(self.samples)
         if self.samples < FEW:
             error = max(error, UNKNOWN * abs(self.value))
-        return self.goal is not None and abs(self.goal.limit - self.value) < error
+        return abs(self.goal.limit - self.value) < error
+
+    @property
+    def tail(self) -> dict[str, float]:
+        """What is shown of `quantiles`: "max", and "p99" where enough was measured for one."""
+        # `distribution` is of the samples; without a "p90" each sample stands for many operations.
+        few = self.samples < TAIL and "p90" in self.quantiles
+        names = ("max",) if few else ("p99", "max")
+        return {name: self.quantiles[name] for name in names if name in self.quantiles}
 
 
 def quantile(values: Sequence[float], q: float) -> float:

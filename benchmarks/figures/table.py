@@ -37,7 +37,7 @@ def measure(value: float | None, unit: str) -> str:
 def spread(figure: Figure) -> str:
     """From the first quartile to the third; the tail of a distribution behind it."""
     text = f"{number(figure.low)} to {number(figure.high)}" if figure.samples > 1 else ""
-    tail = [f"{name} {number(figure.quantiles[name])}" for name in ("p99", "max") if name in figure.quantiles]
+    tail = [f"{name} {number(value)}" for name, value in figure.tail.items()]
     return "; ".join([text, *tail] if text else tail)
 
 

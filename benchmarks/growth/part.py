@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.figures.figure import Figure, Goal, distribution, quantile, ratio, summary
+from benchmarks.figures.figure import TAIL, Figure, Goal, distribution, quantile, ratio, summary
 from benchmarks.figures.sizes import MB
 from benchmarks.measuring.part import Part, Run
 from benchmarks.measuring.ranks import Ranks
@@ -108,11 +108,12 @@ def _grown(run: Run, herd: Any) -> Iterator[Figure]:
 def held(name: str, found: Changes, note: str) -> Figure:
     """The 99th percentile of the longest advances, which has the goal; whole steps beside it."""
     spread, step = distribution(found.held), distribution(found.step)
+    few = f"; fewer than {TAIL} changes cannot show it for certain" if len(found.held) < TAIL else ""
     return Figure(
         "growth", name, spread["p99"], "ms", quantile(found.held, 0.95), spread["max"], len(found.held),
         goal=_HELD,
         note=f"{note}; p99, its spread is from the 95th percentile to the largest (the longest step: "
-        f"median {step['p50']:.1f} ms, p99 {step['p99']:.1f})",
+        f"median {step['p50']:.1f} ms, p99 {step['p99']:.1f}){few}",
         quantiles=spread,
         series={
             "held": [round(each, 3) for each in found.held],

@@ -160,9 +160,8 @@ def spread(axes: Axes, figure: Figure, place: float) -> None:
     line = [place, place]
     axes.plot([figure.low, figure.high], line, color=STOCK, alpha=0.4, lw=6, solid_capstyle="butt")
     axes.plot([figure.value], [place], color=STOCK, marker="o", ls="none")
-    for name, mark in (("p99", "|"), ("max", "x")):
-        if name in figure.quantiles:
-            axes.plot([figure.quantiles[name]], [place], color=STOCK, marker=mark, ms=6, ls="none")
+    for name, value in figure.tail.items():
+        axes.plot([value], [place], color=STOCK, marker="x" if name == "max" else "|", ms=6, ls="none")
 
 
 def unit_words(unit: str) -> str:

@@ -271,7 +271,8 @@ def _rebuild(figures: Sequence[Figure]) -> Canvas | None:
     axes.set_yticks(range(len(figures)), [figure.name for figure in reversed(figures)])
     axes.set_ylim(-0.6, len(figures) - 0.4)
     axes.set_xlim(left=0)
-    axes.set_xlabel("ms after the break\nbelow a bar: median, quartiles,\n99th percentile (|), largest (x)")
+    late = "99th percentile (|), " if any("p99" in figure.tail for figure in figures) else ""
+    axes.set_xlabel(f"ms after the break\nbelow a bar: median, quartiles,\n{late}largest (x)")
     axes.grid(visible=False, axis="y")
     _legend(canvas, [axes], across=1)
     return canvas

@@ -197,7 +197,9 @@ def _goals(figures: Sequence[Figure]) -> str:
     text += f", {unsure} of them within error: {met - unsure} reach it for certain.\n"
     text += "Goals of messages are about two members, those of collectives about two and four. *Within error* says that another run may say "
     text += "otherwise: the limit lies within the 95 % interval of the median, "
-    text += "1.81 times the interquartile range over √samples to either side; of fewer than four samples 10 % of the value at least.\n\n"
+    text += "1.81 times the interquartile range over √samples to either side; of fewer than four samples 10 % of the value at least. "
+    text += "A 99th percentile is within error where the limit lies between the 95th and the largest, and always with fewer than 100 "
+    text += "samples.\n\n"
     text += "| goal | limit | figure | measured | spread | |\n|---|---|---|---|---|---|\n"
     for target, found in answers(figures):
         if not found:

@@ -114,6 +114,27 @@ def test_a_summary_and_its_distribution():
     assert summary("p", "n", [1.0], "s").met is None
 
 
+@pytest.mark.parametrize(
+    ("samples", "limit", "unsure"),
+    [(99, 500.0, True), (100, 500.0, False), (100, 94.0, False), (100, 97.0, True), (100, 99.5, True)],
+)
+def test_a_99th_percentile_is_as_sure_as_its_tail(samples, limit, unsure):
+    """The limit lies between the 95th percentile and the largest, or there are too few samples for one."""
+    found = distribution([float(n) for n in range(1, 101)])
+    figure = Figure(
+        "p", "n", found["p99"], "ms", 95.05, 100.0, samples, goal=Goal(at_most=limit), quantiles=found
+    )
+    assert figure.unsure is unsure
+
+
+def test_a_99th_percentile_is_shown_of_a_hundred_samples():
+    many, few = ([float(n) for n in range(count)] for count in (100, 99))
+    assert [*summary("p", "n", many, "ms", quantiles=distribution(many)).tail] == ["p99", "max"]
+    assert [*summary("p", "n", few, "ms", quantiles=distribution(few)).tail] == ["max"]
+    operations = {"p50": 1.0, "p99": 2.0, "max": 3.0}
+    assert [*summary("p", "n", few, "ms", quantiles=operations).tail] == ["p99", "max"], "many of each sample"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | NUMBERS | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

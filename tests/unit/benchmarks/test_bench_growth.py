@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.figures.goals import answers
+from benchmarks.figures.table import spread
 from benchmarks.growth import part as growth
 from benchmarks.growth.part import Changes
 
@@ -24,7 +25,18 @@ def test_a_change_counts_with_the_member_that_was_held_longest():
     assert figure.met is False
     assert figure.series["step"][:2] == [301, 302]
     assert "the longest step: median 350.5 ms" in figure.note
+    assert "for certain" not in figure.note
     assert [target.limit for target, taken in answers([figure]) if taken] == ["≤ 10 ms"]
+
+
+def test_the_99th_percentile_of_a_few_changes_is_unsure():
+    found = Changes()
+    for number in range(5):
+        found.add([line(0.001 + 0.0001 * number, 0.01)], 4)
+    figure = growth.held("grow/held", found, "one comes")
+    assert (figure.met, figure.unsure) == (True, True)
+    assert "fewer than 100 changes cannot show it for certain" in figure.note
+    assert spread(figure) == "1.38 to 1.4; max 1.4"
 
 
 def test_what_is_no_change():
