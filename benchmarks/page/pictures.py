@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.page import drawing
 from benchmarks.page.drawing import STOCK
+from benchmarks.worlds.part import USUAL, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -179,9 +180,8 @@ def _worlds(figures: Sequence[Figure]) -> Canvas | None:
         for limit in _limits(points.values()):
             each.axhline(limit, color=drawing.GOAL, lw=1.2, ls="--")
             each.annotate("goal", (min(points), limit), color=drawing.GOAL, fontsize=8, va="bottom")
-        usual = {figure.baseline for figure in points.values() if figure.baseline is not None}
-        if usual:
-            each.axhline(min(usual), color=STOCK, lw=1, ls=":", label="a plain gloo group")
+        for usual in [figure for figure in figures if figure.name == plain_name(USUAL, kind)]:
+            each.axhline(usual.value, color=STOCK, lw=1, ls=":", label=f"a plain gloo group, {USUAL}")
             each.legend()
         drawing.counts_axis(each, points, "worlds in the process")
         each.set_ylim(0, 1.1 * each.get_ylim()[1])

@@ -42,7 +42,7 @@ def test_worlds():
         assert 0 <= found[f"{kind}/3"].value <= found["plain/own_store+own_device/" + kind].value
     assert {"join_threads/3", "join_async/3", "close/3", "close_broken/3", "idle_cpu/3"} < found.keys()
     assert "idle_cpu/1" not in found
-    assert found["join/3"].baseline == found["plain/own_store+own_device/join"].value
+    assert found["join/3"].baseline == found["plain/shared_store+own_device/join"].value
 
 
 def test_detection():

@@ -131,14 +131,17 @@ def test_figures_of_worlds():
         100: kinds([14.0, 15.0, 30.0], [1.2]),
         256: kinds([6.1, 6.5], [1.2]),
     }
-    plain = {"own store, own device": {"join": [2.0, 3.0], "close": [9.0], "threads": [4.0]}}
+    plain = {
+        "own store, own device": {"join": [8.0, 9.0], "threads": [4.0]},
+        "shared store, own device": {"join": [2.0, 3.0], "close": [9.0], "threads": [3.0]},
+    }
     figures = {figure.name: figure for figure in worlds.figures(seen, plain)}
     assert (figures["join/100"].met, figures["threads/100"].met, figures["close/100"].met) == (
         True,
         False,
         True,
     )
-    assert (figures["join/100"].baseline, figures["join/100"].absolute) == (2.5, 15.0)
+    assert (figures["join/100"].baseline, figures["join/100"].absolute) == (2.5, 15.0), "of new_group's form"
     assert figures["close/100"].baseline is None, "that of a plain group is of one, this is of all"
     assert figures["join/30"].goal is None
     assert figures["join/256:30"].value == pytest.approx(6.3 / 5.0)
@@ -175,6 +178,24 @@ def test_worlds_in_which_a_message_is_lost_are_not_measured():
     assert found[2]["join"] == [100.0, 100.0]
     with pytest.raises(RuntimeError, match="1 of 2 messages arrived"):
         worlds._one_by_one(run, worlds.Session([FakeRank(1), FakeRank(2)]), found, 1)
+
+
+@pytest.mark.parametrize(("own_stores", "threads"), [(True, 2.0), (False, 1.5)])
+def test_a_shared_store_is_no_cost_of_a_plain_group(own_stores, threads):
+    class Member(FakeRank):
+        held = 0
+
+        def call(self, name, **args):
+            served = {"ports": [1] * args.get("count", 0), "took": [0.0] * args.get("count", 0)}
+            self.held += {"plain_serve": 1, "plain_join": 3}.get(name, 0)
+            answers = {"plain_serve": served, "plain_join": [0.1, 0.1], "held": {"threads": self.held}}
+            return answers.get(name) or super().call(name, **args)
+
+    session = worlds.Session([Member(0), Member(0)])
+    session.both = lambda name, **args: (session.member.call(name, **args),) * 2
+    session.member._answers["plain_close"] = 0.0
+    found = worlds._plain_form(session, 2, own_stores=own_stores, shared_device=False)
+    assert found["threads"] == [threads]
 
 
 def test_worlds_that_cost_nothing_at_30_have_no_ratio_to_it():

@@ -52,6 +52,7 @@ def worlds():
             yield summary(
                 "worlds", f"{kind}/{count}", [value, value * 1.1], unit, goal=goal, note="one by one"
             )
+        yield summary("worlds", f"plain/shared_store+own_device/{kind}", [value / 2], unit)
 
 
 def detection():
@@ -264,7 +265,13 @@ def test_pictures_are_labelled(drawn):
         ),
         "throughput": ("send_recv, 2 members", "MB/s", "torch.distributed"),
         "fanin": ("messages of 1 MB", "GB/s", "worlds, asyncio", "one stock group, irecv"),
-        "worlds": ("time to join, for each world", "ms", "goal", "worlds in the process"),
+        "worlds": (
+            "time to join, for each world",
+            "ms",
+            "goal",
+            "worlds in the process",
+            "a plain gloo group, shared store, own device",
+        ),
         "detection": ("killed", "stopped", "100 worlds (60 faults)", "share of the faults"),
     }.items():
         for text in expected:
