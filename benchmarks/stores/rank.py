@@ -105,6 +105,7 @@ class _Joining:
                 name = f"pair{self.pair}-{number}"
                 world = mw.join(name, self.rank, 2, store=self.store, timeout=_TIMEOUT)
             except mw.JoinError as error:
+                took.append(time.monotonic() - began)
                 failed.append(f"{type(error).__name__}: {error}")
             else:
                 took.append(time.monotonic() - began)

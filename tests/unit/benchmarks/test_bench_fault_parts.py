@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+import multiworld as mw
 from benchmarks.detection import part as detection
 from benchmarks.detection.part import Times
 from benchmarks.detection.session import HANG, Fault
@@ -14,6 +15,7 @@ from benchmarks.measuring.part import Run
 from benchmarks.overheads import part as overheads
 from benchmarks.rebuild import part as rebuild
 from benchmarks.rebuild.part import Rebuilds
+from benchmarks.stores import rank
 from benchmarks.worlds import part as worlds
 
 
@@ -203,6 +205,31 @@ def test_worlds_that_cost_nothing_at_30_have_no_ratio_to_it():
     names = [figure.name for figure in worlds.figures(seen, {})]
     assert "descriptors/256:30" not in names
     assert "threads/256:30" in names
+
+
+def test_a_join_that_fails_has_its_time_among_the_others(monkeypatch):
+    clock = iter(float(each) for each in range(1000))
+
+    class Joined:
+        def close(self):
+            pass
+
+    def join(name, *_args, **_more):
+        if name == "pair3-7":
+            next(clock), next(clock)
+            raise mw.JoinError(name, "the store is lost")
+        return Joined()
+
+    monkeypatch.setattr(mw, "join", join)
+    monkeypatch.setattr(rank, "operate", lambda _world: None)
+    monkeypatch.setattr(rank, "forever", lambda: None)
+    monkeypatch.setattr(rank, "time", argparse.Namespace(monotonic=lambda: next(clock)))
+    told = []
+    rank._Joining("tcp://here", None, 3, 0, 10)(lambda **fields: told.append(fields))
+    begun, results = told
+    assert begun == {"begun": True}
+    assert results["took"] == [1.0, 1.0, 3.0, 1.0, 1.0]
+    assert results["failed"] == ["JoinError: the store is lost."]
 
 
 def test_imports_are_timed_in_a_fresh_interpreter():

@@ -150,7 +150,9 @@ def test_parts_have_their_tables_pictures_and_texts():
     assert text.index("## Messages") < text.index("Text about the part.")
     assert "(throughput.svg)" not in text, "a picture that was not drawn"
     assert "**`send_recv/4B/*/aio`.** A message wakes the loop: 40 µs." in text
-    assert "| crash/1/p50 | 0.795 ms | 0.647 to 0.942; max 1.09 | 60 |" in text, "of too few for a 99th percentile"
+    assert "| crash/1/p50 | 0.795 ms | 0.647 to 0.942; max 1.09 | 60 |" in text, (
+        "of too few for a 99th percentile"
+    )
 
 
 def test_the_page_opens_with_pictures_then_goals_then_the_method():
