@@ -70,7 +70,9 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=records.OUT, metavar="DIR", help="where the record goes")
     parser.add_argument("--keep", action="store_true", help="keep the record in benchmarks/results/ as well")
     parser.add_argument("--check", action="store_true", help="end with 1 if a goal is missed")
-    parser.add_argument("--page", action="store_true", help="keep it, and write docs/benchmarks/ anew")
+    parser.add_argument(
+        "--page", action="store_true", help="if no part fails, keep it, and write docs/benchmarks/"
+    )
 
 
 def _console() -> Console:
@@ -92,9 +94,10 @@ def _run(
     show_goals(console, record.figures)
     compare_with_last(console, record, args.out)
     paths = [records.save(record, args.out)]
-    if args.keep or args.page:
+    page = args.page and not runner.failed
+    if args.keep or page:
         paths.append(records.save(record, records.KEPT))
-    if args.page:
+    if page:
         from benchmarks.page.write import write  # noqa: PLC0415  (it draws with matplotlib, which only this needs)
 
         paths.append(write(sorted(records.KEPT.glob("*.json"))))
@@ -102,6 +105,10 @@ def _run(
     for path in paths:
         console.print(path, soft_wrap=True)
     if runner.failed:
+        if args.page:
+            console.print(
+                "the page is as it was, as a part failed; --keep, then python -m benchmarks.page write it"
+            )
         return FAILED
     return MISSED if args.check and any(figure.met is False for figure in record.figures) else 0
 

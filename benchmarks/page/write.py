@@ -1,6 +1,6 @@
 """docs/benchmarks/index.md from stored records: `python -m benchmarks.page RECORD...`.
 
-A part is taken from the newest full run that has it, else from the newest quick one. What is written follows
+A part is taken from the newest full run that has all of it, else from the newest quick one. What is written follows
 from the records, the goals and notes.toml alone: written again, it is the same.
 """
 
@@ -102,21 +102,22 @@ class Shown:
 
 
 def chosen_of(found: Iterable[Record]) -> dict[str, Record]:
-    """For each part the newest record that has figures of it, a full run before a quick one.
+    """For each part the newest record of it: one that ended before one that broke off, then full before quick.
 
     Parts that there are no more stay in the records; those with a page of their own are not on this one.
     """
     chosen: dict[str, Record] = {}
     for record in sorted(found, key=lambda record: record.when):
-        for part, run in record.parts.items():
-            if (
-                part in PARTS
-                and part not in OWN_PAGE
-                and record.of(part)
-                and (run.form == "full" or part not in chosen or chosen[part].parts[part].form != "full")
-            ):
+        for part in record.parts:
+            shown = part in PARTS and part not in OWN_PAGE and record.of(part)
+            if shown and (part not in chosen or _worth(record, part) >= _worth(chosen[part], part)):
                 chosen[part] = record
     return chosen
+
+
+def _worth(record: Record, part: str) -> tuple[bool, bool]:
+    run = record.parts[part]
+    return not run.missing, run.form == "full"
 
 
 def aimed(figures: Iterable[Figure]) -> tuple[Figure, ...]:
@@ -178,12 +179,13 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
             if before is None or after is None
             else f", load {number(before)} before and {number(after)} after"
         )
+        given = f", with `{' '.join(record.options)}`" if record.options else ""
         forms = ", ".join(
             f"{part} ({', torch '.join(filter(None, [shown[part].run.form, shown[part].torch]))})"
             for part in parts
         )
         lines.append(
-            f"- {forms}: {when[:16].replace('T', ' ')} UTC, {of}, on {words(record.machine)}{load}; "
+            f"- {forms}: {when[:16].replace('T', ' ')} UTC, {of}, on {words(record.machine)}{load}{given}; "
             f"record [{names[when]}](../../benchmarks/results/{names[when]})\n"
         )
     return "".join(lines) + "\n"

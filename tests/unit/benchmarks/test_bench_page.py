@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ET
 
@@ -192,6 +193,23 @@ def test_a_part_comes_from_its_newest_full_run():
     assert {part: each.when[8:10] for part, each in chosen.items()} == {
         "messages": "22", "collectives": "22", "fanin": "22", "worlds": "22", "detection": "22", "rebuild": "25",
     }  # fmt: skip
+
+
+def test_a_part_comes_from_a_run_that_ended():
+    later, latest = "2026-11-23T00:00:00+00:00", "2026-11-24T00:00:00+00:00"
+    broken = record(later, worlds=worlds())
+    broken.parts["worlds"] = PartRun("full", missing="interrupted")
+    assert page.chosen_of([SMALL, broken])["worlds"] is SMALL
+    quick = record("2026-11-22T00:00:00+00:00", "quick", worlds=worlds())
+    assert page.chosen_of([quick, broken])["worlds"] is quick
+    assert page.chosen_of([broken])["worlds"] is broken
+    again = record(latest, worlds=worlds())
+    assert page.chosen_of([SMALL, broken, again])["worlds"] is again
+
+
+def test_the_records_are_listed_with_their_options():
+    given = dataclasses.replace(SMALL, options=("--full", "--rounds", "3"))
+    assert "load 0.5 before and 2 after, with `--full --rounds 3`; record" in shown(given)
 
 
 def test_a_part_that_there_is_no_more_stays_in_its_record():

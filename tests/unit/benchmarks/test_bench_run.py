@@ -180,6 +180,20 @@ def test_exit_status(shell, argv, status):
     assert shell(*argv)[0] == status
 
 
+def test_a_run_that_failed_does_not_write_the_page(shell, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks.page import write as page
+
+    written = []
+    monkeypatch.setattr(page, "write", lambda paths: written.append([*paths]) or tmp_path / "index.md")
+    status, text, (record,) = shell("--only", "half", "good", "--page")
+    assert (status, written, [*records.KEPT.glob("*")]) == (2, [], [])
+    assert [*record.parts] == ["good", "half"]
+    assert "the page is as it was, as a part failed" in text
+    assert shell("--only", "good", "--page")[0] == 0
+    assert len(written) == 1
+
+
 def test_goals_are_counted_and_missed_ones_listed(shell):
     _, text, (record,) = shell("--only", "good", "--full")
     assert "1 of 2 goals met" in text
