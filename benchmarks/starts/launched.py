@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 WORKERS = 4
 PATIENCE = 120.0
+_LOOK = 0.5
+"""Seconds between two looks whether the launcher lives."""
+_END = 60.0
 _WORLDS = """
 [roles]
 worker = 4
@@ -46,11 +49,12 @@ class Launched:
         self._parts = ExitStack()
         folder = Path(self._parts.enter_context(tempfile.TemporaryDirectory()))
         self._socket = self._parts.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        self._socket.settimeout(PATIENCE)
+        self._socket.settimeout(_LOOK)
         self._socket.bind(str(folder / "told"))
         (folder / "worlds.toml").write_text(_WORLDS)
         self._pids: dict[int, int] = {}
-        log = self._parts.enter_context((folder / "log").open("w"))
+        self._log = folder / "log"
+        log = self._parts.enter_context(self._log.open("w"))
         root = str(Path(__file__).parents[2])
         self.began = time.monotonic()
         self._process = subprocess.Popen(
@@ -66,9 +70,14 @@ class Launched:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(60)
-        self._parts.close()
+        try:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_END)
+        finally:
+            self._parts.close()
 
     def whole(self) -> dict[int, dict[str, Any]]:
         """Wait until each worker has done an operation of the newest generation.
@@ -78,11 +87,12 @@ class Launched:
             well (monotonic seconds), and "cpu" seconds of its process until it joined.
 
         Raises:
-            TimeoutError: not in 120 s.
+            TimeoutError: nothing more was heard of them for 120 s.
+            RuntimeError: the launcher has ended. Both have the last lines of its log.
         """
         found: dict[int, dict[str, Any]] = {rank: {} for rank in range(WORKERS)}
         while not all("at" in line for line in found.values()):
-            told = json.loads(self._socket.recv(4096))
+            told = json.loads(self._hear())
             line = found[told["rank"]]
             self._pids[told["rank"]] = told["pid"]
             if told["name"] == "whole":
@@ -91,6 +101,21 @@ class Launched:
                 line[told["name"]] = told["at"]
                 line["cpu"] = told["cpu"]
         return found
+
+    def _hear(self) -> bytes:
+        """The next message of a worker."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            ended = self._process.poll()
+            try:
+                return self._socket.recv(4096)
+            except TimeoutError:
+                if ended is not None:
+                    raise RuntimeError(f"m8d-run has ended with {ended}:\n{self._tail()}") from None
+        raise TimeoutError(f"nothing was heard of the workers for {PATIENCE:g} s:\n{self._tail()}")
+
+    def _tail(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
 
     def kill(self, rank: int) -> float:
         """End a worker with SIGKILL; return when, monotonic seconds."""
