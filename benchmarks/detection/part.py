@@ -51,6 +51,30 @@ class Times:
         """All of the observer's."""
         return [each for way in WAYS for each in self.by_way[way]]
 
+    def counts(self, fault: Fault) -> bool:
+        """Whether every break came after the signal; takes their causes in then.
+
+        Raises:
+            RuntimeError: what came was not a break of the world.
+        """
+        wrong = {seen["error"] for seen in fault.seen} - {"", "BrokenWorldException"}
+        if wrong:
+            raise RuntimeError(f"{', '.join(wrong)} came where a member was lost, not BrokenWorldException")
+        early = sum(seen["at"] < fault.at for seen in fault.seen)
+        self.early += early
+        if not early:
+            self.causes.update(seen["cause"] for seen in fault.seen)
+        return not early
+
+    def remark(self, run: Run, name: str, expected: str) -> None:
+        """Say what was not as it should be."""
+        wrong = {cause: number for cause, number in self.causes.items() if cause != expected}
+        if wrong or self.early:
+            run.remark(
+                f"detection/{name}: {self.early} breaks before the signal (left out), "
+                f"causes other than {expected!r}: {wrong or 'none'}"
+            )
+
     def add(self, way: str, fault: Fault) -> None:
         """Take one fault in.
 
@@ -58,12 +82,8 @@ class Times:
             RuntimeError: what came was not a break of the world.
         """
         (seen,) = fault.seen
-        if seen["error"] not in {"", "BrokenWorldException"}:
-            raise RuntimeError(f"{seen['error']} came where a member was lost, not BrokenWorldException")
-        if seen["at"] < fault.at:
-            self.early += 1
+        if not self.counts(fault):
             return
-        self.causes[seen["cause"]] += 1
         self.by_way[way].append(1e3 * (seen["at"] - fault.at))
         if fault.ended is not None:
             self.floor.append(1e3 * (fault.ended - fault.at))
@@ -119,15 +139,18 @@ def _faults(run: Run, session: Session, signal: str, count: int, faults: int) ->
 
 def _at_once(run: Run, session: Session, count: int, faults: int) -> Iterator[Figure]:
     for way in ("recv", "aio"):
-        floor, first, last = list[float](), list[float](), list[float]()
+        times, floor, first, last = Times(), list[float](), list[float](), list[float]()
         for number in range(faults):
             run.progress(f"a victim in {count} worlds, {way}, {number + 1} of {faults}")
             fault = session.fault("kill", way, worlds=count)
+            if not times.counts(fault):
+                continue
             first.append(1e3 * (min(each["at"] for each in fault.seen) - fault.at))
             last.append(1e3 * (max(each["at"] for each in fault.seen) - fault.at))
             floor.append(1e3 * ((fault.ended or fault.at) - fault.at))
-        if not faults:
-            return
+        times.remark(run, f"crash/at_once/{count}/{way}", "crashed")
+        if not first:
+            continue
         for which, values in (("first", first), ("last", last)):
             note = f"one kill breaks {count} worlds: the {which} of {count} pending receives raised"
             note += f" ({_WORDS[way]})"
@@ -145,6 +168,9 @@ def _whole(run: Run, session: Session, victims: int) -> Iterator[Figure]:
             run.progress(f"kill {number + 1} of {victims} whole processes")
             way = WAYS[number % len(WAYS)]
             times.add(way, session.fault("kill", way, fresh=victim))
+    times.remark(run, "crash/whole_process", "crashed")
+    if not times.every:
+        return
     note = "victims that were started, not forked"
     yield _spread("crash/whole_process", times.every, f"{note}: signal to the program's knowing")
     yield _spread(
@@ -172,12 +198,7 @@ def figures(run: Run, kind: str, count: int, times: Times) -> Iterator[Figure]:
     less = 0.0 if crash else 1e3 * HANG
     since = "" if crash else f", beyond the hang_timeout of {HANG:g} s"
     expected = "crashed" if crash else "hung"
-    wrong = {cause: number for cause, number in times.causes.items() if cause != expected}
-    if wrong or times.early:
-        run.remark(
-            f"detection/{kind}/{count}: {times.early} breaks before the signal (left out), "
-            f"causes other than {expected!r}: {wrong or 'none'}"
-        )
+    times.remark(run, f"{kind}/{count}", expected)
     every = [each - less for each in times.every]
     if not every:
         return

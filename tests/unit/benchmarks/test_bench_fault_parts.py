@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import defaultdict
 
 import pytest
@@ -81,6 +82,53 @@ def test_no_fault_gives_no_figure():
     figures, remarks = found("crash", times)
     assert figures == {}
     assert len(remarks) == 1
+
+
+class Faults:
+    """Stands in for a session: these faults, one after the other."""
+
+    def __init__(self, *faults):
+        self._faults = iter(faults)
+
+    def fault(self, *_args, **_more):
+        return next(self._faults)
+
+
+def of_all(at, *seen, cause="crashed", error="BrokenWorldException"):
+    return Fault(at, [{"at": each, "cause": cause, "ranks": [1], "error": error} for each in seen], None, at)
+
+
+def test_faults_of_many_worlds_at_once_are_looked_at_as_others():
+    early, good = of_all(9.0, 8.0, 9.1), of_all(1.0, 1.02, 1.04)
+    remarks = []
+    told = [early, good, early, early]
+    found = detection._at_once(Run(remark=remarks.append), Faults(*told), 2, 2)
+    assert {figure.name: figure.value for figure in found} == pytest.approx(
+        {
+            "crash/at_once/2/recv/first": 20.0,
+            "crash/at_once/2/recv/last": 40.0,
+            "crash/at_once/2/recv/end_of_file": 0.0,
+        }
+    )
+    said = "breaks before the signal (left out), causes other than 'crashed': none"
+    assert remarks == [
+        f"detection/crash/at_once/2/{way}: {count} {said}" for way, count in (("recv", 1), ("aio", 2))
+    ]
+    other = of_all(1.0, 1.1, error="TypeError")
+    with pytest.raises(RuntimeError, match="TypeError came where a member was lost"):
+        [*detection._at_once(Run(), Faults(other), 1, 1)]
+
+
+def test_whole_processes_that_were_not_lost_by_a_crash_are_remarked(monkeypatch):
+    victims = contextlib.nullcontext([None] * 3)
+    monkeypatch.setattr(detection, "Ranks", lambda *_args, **_more: victims)
+    seen = [fault(1.0, 1.1, ended=1.1), fault(2.0, 1.9), fault(3.0, 3.1, ended=3.1, cause="hung")]
+    remarks = []
+    found = [*detection._whole(Run(remark=remarks.append), Faults(*seen), 3)]
+    assert [figure.samples for figure in found] == [2, 2, 2]
+    said = "detection/crash/whole_process: 1 breaks before the signal (left out), causes other than"
+    assert remarks == [f"{said} 'crashed': {{'hung': 1}}"]
+    assert [*detection._whole(Run(), Faults(*[fault(2.0, 1.9)] * 3), 3)] == []
 
 
 def line(noticed, active, first, generation=2, retries=0):
