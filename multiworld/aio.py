@@ -278,7 +278,7 @@ class Aio:
         """Send the objects of `object_list` to rank `dst`."""
         here = self._of(self._world._gen)  # noqa: SLF001  (its own)
         turn = self._turns.take(message(SEND, dst, 0, device or here.device))
-        await self._in_turn(turn, functools.partial(here.send_object_list, object_list, dst, device))
+        await self._in_turn(turn, functools.partial(here.send_objects, object_list, dst, device, turn.over))
 
     async def recv_object_list(
         self, object_list: list[Any], src: int | None = None, device: Any = None, *, weights_only: bool = True

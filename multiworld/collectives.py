@@ -37,7 +37,7 @@ class Collectives:
 
     _gen: Generation
     _turns: Turns
-    # `Turns.taken`, of awaited operations. Empty as a rule: an operation asks that, and pays for no more.
+    # `Turns.taken`, of several steps each. Empty as a rule: an operation asks that, and pays for no more.
     _taken: Sequence[Turn] = ()
 
     # -- point to point --------------------------------------------------------------------------------------
@@ -192,8 +192,13 @@ class Collectives:
         """Return when every member has called it."""
         return self._do("barrier", async_op, None if device_ids is None else list(device_ids))
 
+    def _after_awaited(self) -> None:
+        """Wait until collectives may be posted: no operation of several steps goes on."""
+        if self._taken:
+            self._wait_turn(COLLECTIVE)
+
     def _wait_turn(self, ways: Sequence[Way]) -> None:
-        """Wait until no operation of World.aio goes on that one on `ways` would come in between of.
+        """Wait until no operation of several steps goes on that one on `ways` would come in between of.
 
         Raises:
             RuntimeError: it would wait for the event loop that this thread runs.

@@ -11,22 +11,26 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from multiworld import uninterrupted
 from multiworld.collectives import Collectives
-from multiworld.turns import COLLECTIVE, RECEIVE, SEND, collective, message
+from multiworld.events import State
+from multiworld.turns import RECEIVE, SEND, collective, message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch import Tensor
 
     from multiworld._generation.generation import Generation
     from multiworld.turns import Way
+    from multiworld.work import WorldWork
 
 __all__ = ["ComingList", "ObjectCollectives", "OneGeneration"]
 
+_T = TypeVar("_T")
 _GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class) ([\w.]+)")
 
 
@@ -55,11 +59,11 @@ class ObjectCollectives(Collectives):
         """Send the objects of `object_list` to rank `dst`."""
         if not isinstance(object_list, tuple):
             _require_list("object_list", object_list)
-        device = device or self.device
-        here = self._pinned(message(SEND, dst, 0, device))
+        here, device = self._pinned(), device or self.device
         parts = [_encode(each) for each in object_list]
-        here.send(_sizes(parts, device), dst)
-        here.send(_joined(parts, device), dst)
+        works = self._in_turn(message(SEND, dst, 0, device), lambda: here.post_objects(parts, dst, device))
+        for work in works:
+            work.wait()
 
     def recv_object_list(
         self,
@@ -70,10 +74,14 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> int:
         """Fill `object_list`, to its length, from rank `src` (None: any); returns the sender's rank."""
-        device = device or self.device
-        here, coming = self._pinned(message(RECEIVE, src, 0, device)), ComingList(object_list, device)
-        sender = here.recv(coming.sizes, src)
-        here.recv(coming.room(), sender)
+        here, device = self._pinned(), device or self.device
+        coming, sender = ComingList(object_list, device), 0
+
+        def sizes() -> None:
+            nonlocal sender
+            sender = here.recv(coming.sizes, src)
+
+        self._in_turn(message(RECEIVE, src, 0, device), lambda: here.recv(coming.room(), sender), first=sizes)
         coming.fill(sender, weights_only=weights_only)
         return sender
 
@@ -87,22 +95,27 @@ class ObjectCollectives(Collectives):
     ) -> None:
         """Give every member the objects of `src`'s `object_list` (same length everywhere), in place."""
         _require_list("object_list", object_list)
-        device = device or self.device
-        here = self._pinned(collective(device))
+        here, device = self._pinned(), device or self.device
         mine = here.rank == src
         parts = [_encode(each) for each in object_list] if mine else []
         sizes = _sizes(parts, device) if mine else _numbers(len(object_list), device)
-        here.broadcast(sizes, src)
-        data = _joined(parts, device) if mine else _room(int(sizes.sum()), device)
-        here.broadcast(data, src)
+
+        def spread() -> Tensor:
+            here.broadcast(sizes, src)
+            data = _joined(parts, device) if mine else _room(int(sizes.sum()), device)
+            here.broadcast(data, src)
+            return data
+
+        data = self._in_turn(collective(device), spread)
         if not mine:
             object_list[:] = _split(data, sizes.tolist(), src, weights_only)
 
     def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
         """Fill `object_list` with everyone's `obj`, by rank; it is ``world_size`` long."""
         _require_list("object_list", object_list)
-        here = self._pinned(collective(self.device))
-        for rank, data in enumerate(here.gather_bytes(_encode(obj))):
+        here, part = self._pinned(), _encode(obj)
+        datas = self._in_turn(collective(here.device), lambda: here.gather_bytes(part))
+        for rank, data in enumerate(datas):
             object_list[rank] = obj if rank == here.rank else _decode(data, rank, weights_only)
 
     def gather_object(
@@ -114,7 +127,7 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> None:
         """Fill `dst`'s `object_gather_list` with all ranks' `obj`: ``world_size`` long, None elsewhere."""
-        here = self._pinned(collective(self.device))
+        here = self._pinned()
         if not 0 <= dst < here.world_size:
             raise ValueError(f"dst {dst}. Ranks are 0 to {here.world_size - 1}. Name a member.")
         if here.rank == dst and object_gather_list is None:
@@ -123,7 +136,8 @@ class ObjectCollectives(Collectives):
             )
         if here.rank == dst:
             _require_list("object_gather_list", object_gather_list)
-        datas = here.gather_bytes(_encode(obj))
+        part = _encode(obj)
+        datas = self._in_turn(collective(here.device), lambda: here.gather_bytes(part))
         if here.rank == dst and object_gather_list is not None:
             for rank, data in enumerate(datas):
                 object_gather_list[rank] = obj if rank == here.rank else _decode(data, rank, weights_only)
@@ -138,7 +152,7 @@ class ObjectCollectives(Collectives):
     ) -> None:
         """Put rank r's object of `src`'s list into ``scatter_object_output_list[0]`` of rank r."""
         _require_list("scatter_object_output_list", scatter_object_output_list)
-        here = self._pinned(collective(self.device))
+        here = self._pinned()
         objects = list(scatter_object_input_list or []) if here.rank == src else []
         if here.rank == src and len(objects) != here.world_size:
             raise ValueError(
@@ -146,21 +160,31 @@ class ObjectCollectives(Collectives):
             )
         parts = [_encode(each) for each in objects]
         sizes = _sizes(parts, here.device) if parts else _numbers(here.world_size, here.device)
-        here.broadcast(sizes, src)
-        longest = int(sizes.max())
-        padded = [_joined([part.ljust(longest, b"\0")], here.device) for part in parts]
-        data = _room(longest, here.device)
-        here.scatter(data, padded or None, src)  # no message: those are the program's own
+
+        def spread() -> Tensor:
+            here.broadcast(sizes, src)
+            longest = int(sizes.max())
+            padded = [_joined([part.ljust(longest, b"\0")], here.device) for part in parts]
+            data = _room(longest, here.device)
+            here.scatter(data, padded or None, src)  # no message: those are the program's own
+            return data
+
+        data = self._in_turn(collective(here.device), spread)
         if here.rank == src:
             scatter_object_output_list[0] = objects[src]
         else:
             scatter_object_output_list[0] = _decode(data[: int(sizes[here.rank])], src, weights_only)
 
-    def _pinned(self, ways: Sequence[Way] = COLLECTIVE) -> OneGeneration:
-        """The world in its present generation, for an operation of several steps on `ways`."""
-        if self._taken:
-            self._wait_turn(ways)
+    def _pinned(self) -> OneGeneration:
+        """The world in its present generation, for an operation of several steps."""
         return OneGeneration(self, self._gen)
+
+    def _in_turn(
+        self, ways: Sequence[Way], steps: Callable[[], _T], *, first: Callable[[], object] | None = None
+    ) -> _T:
+        """Run the steps of an operation on `ways` in its turn; see `uninterrupted.run`."""
+        gen = self._gen
+        return uninterrupted.run(self._turns, ways, lambda: gen.state is State.ACTIVE, steps, first)
 
 
 class OneGeneration(ObjectCollectives):
@@ -190,6 +214,29 @@ class OneGeneration(ObjectCollectives):
     def device(self) -> torch.device:
         """The world's."""
         return self._world.device
+
+    def _in_turn(
+        self, _ways: Sequence[Way], steps: Callable[[], _T], *, first: Callable[[], object] | None = None
+    ) -> _T:
+        """Run the steps: their turn has come, in a thread that no signal's handler interrupts."""
+        if first is not None:
+            first()
+        return steps()
+
+    def send_objects(
+        self, object_list: list[Any], dst: int, device: torch.device | None, posted: Callable[[], object]
+    ) -> None:
+        """`send_object_list`, which calls `posted` once both messages are posted."""
+        if not isinstance(object_list, tuple):
+            _require_list("object_list", object_list)
+        works = self.post_objects([_encode(each) for each in object_list], dst, device or self.device)
+        posted()
+        for work in works:
+            work.wait()
+
+    def post_objects(self, parts: list[bytes], dst: int, device: torch.device) -> list[WorldWork]:
+        """Start to send the two messages of a list to rank `dst`, see `ComingList`."""
+        return [self.isend(_sizes(parts, device), dst), self.isend(_joined(parts, device), dst)]
 
     def gather_bytes(self, part: bytes) -> list[Tensor]:
         """Return everyone's bytes, by rank: 1-D, of uint8, on the device."""

@@ -117,7 +117,12 @@ class Turns:
         return turn
 
     def wait(self, ways: Sequence[Way], goes_on: Callable[[], bool]) -> None:
-        """Wait, in a call that blocks, for the turn of an operation on `ways`, or until the world is over.
+        """`wait_and_take`, of an operation of one step: its turn is over before it is posted."""
+        if not getattr(_here, "own", False) and self.hold(ways):
+            self.wait_and_take(ways, goes_on).over()
+
+    def wait_and_take(self, ways: Sequence[Way], goes_on: Callable[[], bool]) -> Turn:
+        """Take the turn of an operation on `ways`, in a call that blocks, and wait for it or the world's end.
 
         As for awaited ones no timeout counts yet: those ahead end by theirs.
 
@@ -128,20 +133,16 @@ class Turns:
         Raises:
             RuntimeError: one that was called before it needs the event loop of this thread.
         """
-        if getattr(_here, "own", False) or not self.hold(ways):
-            return
         turn, come = self.take(ways), threading.Event()
         try:
-            if turn.needs(_running_loop()):
-                raise RuntimeError(
-                    "this call has to wait for an operation of World.aio that was called before it, and goes "
-                    "on in the event loop of this thread. Await that one first, or await this one as well"
-                )
+            turn.refuse(_running_loop())
             turn.when_come(come.set)
             while goes_on() and not come.wait(_LOOK):
                 pass
-        finally:
+        except BaseException:
             turn.over()
+            raise
+        return turn
 
 
 class Turn:
@@ -169,17 +170,19 @@ class Turn:
         """Whether an operation on `ways` must not begin before this one is over."""
         return any(_meet(mine, other) for mine in self._ways for other in ways)
 
-    def needs(self, loop: asyncio.AbstractEventLoop | None) -> bool:
-        """Whether it comes only after one that needs `loop`."""
+    def refuse(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Raise RuntimeError if it comes only after one that needs `loop`."""
         seen, ahead = {self}, [*self.before]
         while loop is not None and ahead:
             each = ahead.pop()
             if each.loop is loop and not each.left:
-                return True
+                raise RuntimeError(
+                    "this call has to wait for an operation of World.aio that was called before it, and goes "
+                    "on in the event loop of this thread. Await that one first, or await this one as well"
+                )
             if each not in seen:
                 seen.add(each)
                 ahead += each.before
-        return False
 
     def when_come(self, call: Callable[[], None]) -> None:
         """Call `call` once, here if the turn has come, else in the thread in which it comes."""

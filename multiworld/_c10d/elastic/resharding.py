@@ -50,6 +50,7 @@ def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any],
         StateError: a state has something else than dicts, lists, tuples, numbers, text and tensors.
         RuntimeError: a tensor has partial values (placement ``Partial``).
     """
+    world._after_awaited()
     here = world._pinned()  # all steps are of one generation
     with torch.no_grad():
         mine, wanted = _shards({} if have is None else have), _shards(want)

@@ -32,6 +32,7 @@ LAYERS = (
         "advances",
         "aio",
         "turns",
+        "uninterrupted",
         "watchdog",
         "collectives",
         "operation_table",

@@ -58,6 +58,9 @@ class Generation:
         self.step("recv")
         return src
 
+    def post_send(self, *_):
+        self.step("send")
+
     def post_receive(self, *_):
         self.step("recv")
 
@@ -84,7 +87,8 @@ class World(objects.ObjectCollectives):
 
     def __init__(self, *, lane):
         self._gen = Generation(self, lane=lane)
-        self.aio = Aio(self, Turns())
+        self._turns = Turns()
+        self.aio = Aio(self, self._turns)
 
     @property
     def rank(self):

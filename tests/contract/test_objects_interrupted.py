@@ -1,0 +1,139 @@
+"""Ctrl-C in a blocking operation of objects: it goes on, and what is called after it is not taken for a part of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from test_world_more import number, runs
+from waykit import world
+
+import multiworld as mw
+
+
+def interrupted(call, when):
+    """Call it; Ctrl-C comes once `when` has returned."""
+
+    def press():
+        when()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def until_pending(w, name):
+    def look():
+        while not any(each.kind == name for each in w.pending()):
+            pass
+
+    return look
+
+
+def gathered(me, size):
+    """Rank 0 is interrupted while it waits for rank 1; the next collective has as many bytes as the objects."""
+    with world(me, size) as w:
+        found = [None] * size
+        torch.save(me.rank, buffer := io.BytesIO())
+        length = len(buffer.getvalue())
+        if me.rank == 0:
+            interrupted(lambda: w.all_gather_object(found, me.rank), until_pending(w, "all_gather"))
+            me.emit("interrupted")
+        else:
+            me.hear()
+            w.all_gather_object(found, me.rank)
+            assert found == [0, 1]
+        for turn in range(2):
+            parts = [torch.zeros(length, dtype=torch.uint8) for _ in range(size)]
+            w.all_gather(parts, torch.full((length,), 10 * turn + me.rank, dtype=torch.uint8))
+            assert [part[0].item() for part in parts] == [10 * turn, 10 * turn + 1]
+        assert w.state is mw.State.ACTIVE
+
+
+def test_a_collective_of_objects_is_carried_out_for_the_others(cast):
+    one, other = cast.all(gathered, 2)
+    one.expect("interrupted")
+    other.say("go")
+    assert [each.finish() for each in (one, other)] == [0, 0]
+
+
+def received(me, size):
+    """Rank 0 is interrupted when it has the list's sizes and not its data."""
+    with world(me, size) as w:
+        if me.rank == 1:
+            sizes, data = torch.tensor([3]), torch.tensor([1, 2, 3], dtype=torch.uint8)
+            w.send(sizes, 0)
+            me.hear()
+            w.send(data, 0)
+            for value in (1, 2):
+                w.send(torch.full((3,), value, dtype=torch.uint8), 0)
+        else:
+
+            def has_sizes():
+                while not w._turns.taken or not any(each.size == 3 for each in w.pending()):
+                    pass
+
+            interrupted(lambda: w.recv_object_list([None], 1), has_sizes)
+            me.emit("interrupted")
+            for value in (1, 2):
+                w.recv(got := torch.zeros(3, dtype=torch.uint8), 1)
+                assert got.tolist() == [value] * 3
+
+
+def test_the_rest_of_a_list_is_received_and_no_message_taken_for_it(cast):
+    one, other = cast.all(received, 2)
+    one.expect("interrupted")
+    other.say("go")
+    assert [each.finish() for each in (one, other)] == [0, 0]
+
+
+def taken_back(me, size):
+    """Rank 0 is interrupted before anything has come: the list is for the next one that receives it."""
+    with world(me, size) as w:
+        if me.rank == 1:
+            me.hear()
+            w.send_object_list(["x"], 0)
+        else:
+            interrupted(lambda: w.recv_object_list([None], 1), until_pending(w, "recv"))
+            me.emit("interrupted")
+            w.recv_object_list(found := [None], 1)
+            assert found == ["x"]
+
+
+def test_a_list_of_which_nothing_has_come_is_for_the_next_receive(cast):
+    one, other = cast.all(taken_back, 2)
+    one.expect("interrupted")
+    other.say("go")
+    assert [each.finish() for each in (one, other)] == [0, 0]
+
+
+def both_send(me, size):
+    """Each sends a list that does not fit anywhere before the other one receives it, and then more."""
+    import asyncio
+
+    large = torch.zeros(1 << 22)
+
+    with world(me, size) as w:
+
+        async def main():
+            objects = [None]
+            task = asyncio.create_task(w.aio.send_object_list([large], 1 - me.rank))
+            await asyncio.sleep(0)
+            work = w.isend(number(7), 1 - me.rank)
+            await w.aio.recv_object_list(objects, 1 - me.rank)
+            w.recv(got := number(), 1 - me.rank)
+            work.wait()
+            await task
+            assert (objects[0].shape, got.item()) == (large.shape, 7)
+
+        asyncio.run(main())
+        w.barrier()
+
+
+def test_a_message_after_a_list_waits_until_that_is_posted_not_received(cast):
+    runs(cast, both_send, 2)

@@ -1,0 +1,87 @@
+"""Operations of several steps go on where a signal's handler ends the wait for them."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+
+import pytest
+from kits.meetkit import until
+
+pytest.importorskip("torch", reason="steps are run by threads that wait for torch's works, too")
+
+from multiworld import uninterrupted
+from multiworld._c10d import waiter_pool
+from multiworld.turns import COLLECTIVE, Turns
+
+
+@pytest.fixture(autouse=True)
+def no_threads():
+    yield
+    waiter_pool.pool.dismiss()
+
+
+def run(turns, steps, **more):
+    return uninterrupted.run(turns, COLLECTIVE, lambda: True, steps, **more)
+
+
+def test_an_interrupted_operation_goes_on_and_keeps_its_turn():
+    turns, may_end, ended = Turns(), threading.Event(), []
+
+    def steps():
+        _thread.interrupt_main()
+        may_end.wait(60)
+        turns.wait(COLLECTIVE, pytest.fail)  # for its own turn it does not wait
+        ended.append(threading.current_thread())
+
+    with pytest.raises(KeyboardInterrupt):
+        run(turns, steps)
+    assert turns.hold(COLLECTIVE)
+    assert not ended
+    may_end.set()
+    turns.wait(COLLECTIVE, lambda: True)
+    assert [thread is threading.main_thread() for thread in ended] == [False]
+    assert not turns.taken
+
+
+def test_what_the_steps_return_and_raise_comes_to_the_caller():
+    turns = Turns()
+    assert run(turns, lambda: 5, first=lambda: None) == 5
+    with pytest.raises(LookupError, match="gone"):
+        run(turns, lambda: {}["gone"])
+    assert not turns.taken
+
+
+def test_where_the_first_step_is_ended_no_other_one_follows():
+    turns = Turns()
+
+    def first():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(turns, pytest.fail, first=first)
+    assert not turns.taken
+
+
+def test_without_another_thread_the_caller_runs_the_steps(monkeypatch):
+    def refuse(_job):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(waiter_pool.pool, "run", refuse)
+    turns = Turns()
+    assert run(turns, threading.current_thread) is threading.main_thread()
+    assert not turns.taken
+
+
+def test_a_thread_that_no_signal_reaches_runs_them_itself_in_its_turn():
+    turns, seen = Turns(), []
+    before = turns.take(COLLECTIVE)
+    thread = threading.Thread(
+        target=lambda: seen.append(run(turns, threading.current_thread, first=lambda: seen.append("first")))
+    )
+    thread.start()
+    until(lambda: len(turns.taken) == 2)
+    assert not seen
+    before.over()
+    thread.join(60)
+    assert seen == ["first", thread]
