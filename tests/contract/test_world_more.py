@@ -708,9 +708,9 @@ def two_threads_ask(me, size):
     w = alone(me)
     others, init, seen = threading.Event(), aio.Aio.__init__, []
 
-    def slow(self, world):
+    def slow(self, *args):
         others.wait(0.5)
-        init(self, world)
+        init(self, *args)
 
     aio.Aio.__init__ = slow
     threads = [threading.Thread(target=lambda: seen.append(w.aio)) for _ in range(2)]

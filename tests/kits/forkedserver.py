@@ -35,8 +35,12 @@ _LAUNCHERS = {"multiworld.run", "torch.distributed.run"}
 _LOADS = re.compile(r"^\s*(?:import|from) (?:torch|multiworld)\b", re.MULTILINE)
 _READ_EARLY = ("PYTHON", "LD_", "MKL_", "KMP_", "TORCH_", "NCCL_", "LOGLEVEL", "COV")
 """Beginnings of the variables that are read before a fork could have them."""
-_SET_LATER = ("PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
-"""Of these, those that a fork does have. The second is read when a group is made, and only by NCCL's."""
+_SET_LATER = (
+    "PYTHONUNBUFFERED",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+)
+"""Of these, those that a fork does have: torch reads its own when a group is made, and in launchers."""
 _PDEATHSIG, _SET_SUBREAPER, _NEWNET = 1, 36, 0x40000000  # of prctl(2), and of setns(2)
 _ANSWERS = 60.0  # seconds; a fork takes some milliseconds
 
