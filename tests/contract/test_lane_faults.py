@@ -230,12 +230,19 @@ POSTED = {"work", "block recv", "block work"}
 """Torch's receives stay posted when their wait is interrupted, with torch alone too: the next message is theirs."""
 
 
+def say_that_it_waits(me, w):
+    log = w._gen.operations.log
+    while not log.waiting(time.monotonic()):
+        time.sleep(0.01)
+    me.emit("waits")
+
+
 def interrupted(me, size, names):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with world(me, size, timeout=TIMEOUT) as w:
         for number, name in enumerate(names):
             room = torch.zeros(1)
-            me.emit("waits")
+            threading.Thread(target=say_that_it_waits, args=(me, w), daemon=True).start()
             try:
                 WAITS[name](w, room)
             except KeyboardInterrupt:
@@ -272,7 +279,6 @@ def test_ctrl_c_is_heard_at_once_and_the_world_goes_on(cast):
     ]
     for name in names:
         members[0].expect("waits")
-        time.sleep(0.3)  # until it waits; a signal that comes before is heard as well
         at = time.monotonic()
         os.kill(members[0].process.pid, signal.SIGINT)
         seen = members[0].expect("raised")

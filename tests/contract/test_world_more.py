@@ -751,7 +751,7 @@ def canceller(me, size, when):
     asyncio.run(main())
     assert wait_for(lambda: not mw.worlds() and not registry._joining)
     gc.collect()
-    assert noise == []
+    assert noise == [], noise
     w = alone(me, "w1")  # the name is free again
     w.close()
 
