@@ -1,7 +1,8 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
-An operation is posted at once, in the caller's order; one that would come between the steps of an object
-operation, or before a collective that waits for torch's group, is posted after them (`multiworld.turns`).
+An operation is posted when it is first awaited, or when its task first runs, in that order; one that would come
+between the steps of an object operation, or before a collective that waits for torch's group, is posted after
+them (`multiworld.turns`).
 Messages of the lane are awaited in the loop itself (`multiworld._net.lane.awaiting`), gloo's collectives the
 short way (`multiworld._c10d.gloo.await_work`), all else by a kept thread, or the future of the work where torch
 has one. Cancelling ends the waiting: a receive of the lane is taken back, and the next one gets its message;
