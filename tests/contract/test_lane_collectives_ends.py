@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -53,7 +54,10 @@ def test_sizes_that_differ_break_the_world_and_end_no_process(cast, counts, way)
     seen = [each.expect("raised") for each in members]
     assert {each.kinds[0] for each in seen} == {"BrokenWorldException"}, seen
     assert max(each.took for each in seen) < SOON
-    assert all("bytes, and" in each.text for each in seen), [each.text for each in seen]
+    assert all(re.search(r": at rank \d: \w+: rank \d sent \d+ bytes, and", each.text) for each in seen), [
+        each.text for each in seen
+    ]
+    assert all("M8D_CHECK=1 compares" in each.text for each in seen), [each.text for each in seen]
     assert [each.finish() for each in members] == [0] * len(counts)
 
 

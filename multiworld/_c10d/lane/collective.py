@@ -353,8 +353,8 @@ class Collective:
 
     def _mismatch(self, error: SizesDifferError) -> ConnectionAbortedError:
         return ConnectionAbortedError(
-            f"{self.name}: rank {error.sender} sent {error.sent} bytes, and {error.expected} were expected "
-            "here. All members call a collective with the same sizes."
+            f"{self.name}: rank {error.sender} sent {error.sent} bytes, and {error.expected} were expected. "
+            "All members call a collective with the same sizes; M8D_CHECK=1 compares the calls first."
         )
 
     def _late(self, seconds: float) -> TimeoutError:

@@ -101,8 +101,8 @@ class Attachment:
         """Report a failed operation of the world, and wait for the verdict. Any thread.
 
         Without a more specific cause within min(0.5 s, hang_timeout / 2), and after that until each member
-        gave a sign of life (at most min(3 s, hang_timeout) in all), the verdict is "failed" with `detail` and
-        `ranks`; a crash detected meanwhile is the verdict instead.
+        gave a sign of life (at most min(3 s, hang_timeout) in all), the verdict is "failed" with `detail`,
+        after this member's rank, and `ranks`; a crash detected meanwhile is the verdict instead.
 
         Args:
             detail: what failed, in one sentence.
@@ -114,7 +114,7 @@ class Attachment:
             watchdog's own thread, which cannot wait for itself.
         """
         if not self.ended.is_set():
-            self._owner.report(self, detail, ranks, deadline=deadline)
+            self._owner.report(self, self._seen(detail), ranks, deadline=deadline)
         return self.breakage
 
     def breakage_for(self, detail: str, ranks: tuple[int, ...] = ()) -> Breakage:
@@ -124,7 +124,11 @@ class Attachment:
         Without one it is "failed", for `detail`.
         """
         verdict = self.report(detail, ranks, deadline=time.monotonic() + _REPORT_GRACE)
-        return verdict or Breakage(Cause.FAILED, ranks, detail, time.monotonic())
+        return verdict or Breakage(Cause.FAILED, ranks, self._seen(detail), time.monotonic())
+
+    def _seen(self, detail: str) -> str:
+        """Return `detail` with this member's rank: the others are told it, who have not seen it."""
+        return f"at rank {self.roster.rank}: {detail}"
 
     def breakage_after_all(self) -> Breakage | None:
         """Return why the world breaks, if it does; for an error that may be one of its operations'.

@@ -550,8 +550,11 @@ def test_reports_from_many_threads_get_one_verdict(group):
             for _ in range(8)
         ]
     )
-    assert {(each.cause, each.ranks, each.detail) for each in found} == {(Cause.FAILED, (1,), "cut")}
-    assert pack.verdict(rank=1).cause is Cause.FAILED
+    assert {(each.cause, each.ranks, each.detail) for each in found} == {
+        (Cause.FAILED, (1,), "at rank 0: cut")
+    }
+    told = pack.verdict(rank=1)
+    assert (told.cause, told.detail) == (Cause.FAILED, "at rank 0: cut")
     assert attachments[0].report("again", deadline=time.monotonic() + PATIENCE) == found[0]
 
 
@@ -562,6 +565,8 @@ def test_a_report_does_not_wait_beyond_its_deadline_or_the_world(group, monkeypa
     began = time.monotonic()
     assert attachments[0].report("cut", deadline=began + 0.05) is None
     assert time.monotonic() - began < PATIENCE - 1, "it waited for the verdict"
+    monkeypatch.setattr("multiworld._net.liveness.attachment._REPORT_GRACE", 0.05)
+    assert attachments[1].breakage_for("cut").detail == "at rank 1: cut"
     attachments[1].leave()
     assert attachments[1].report("late", deadline=time.monotonic() + PATIENCE) is None
 
@@ -814,7 +819,7 @@ if pid == 0:
     os._exit(0 if good else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 assert dog.snapshot().thread and dog.process == process
-assert held.report("cut", deadline=time.monotonic() + PATIENCE).detail == "cut"
+assert held.report("cut", deadline=time.monotonic() + PATIENCE).detail == "at rank 0: cut"
 assert dog.stop(time.monotonic() + PATIENCE)
 print("good")
 """
