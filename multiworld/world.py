@@ -413,7 +413,7 @@ class World(Selecting, ObjectCollectives):
                         f"world {self.name!r} (generation {self.generation}) is not active after {seconds:g} s: "
                         f"{state}" + (f", {self.breakage.detail}" if self.breakage is not None else ""),
                         rule="All members are back before the timeout",
-                        next_step="See why a member is missing, or wait longer",
+                        next_step=_to_be_active(self._plan, state),
                     )
                 self._changed.wait(min(left, _LOOK_EVERY))
         return self
@@ -619,6 +619,14 @@ class _Watcher:
             _log.exception(
                 "world %r: a function given to on_break failed", world.name, extra=about(world.name)
             )
+
+
+def _to_be_active(plan: JoinPlan, state: State) -> str:
+    """Return the next step where a world in `state` has not become active in time."""
+    if state is State.JOINING or plan.on_loss == "shrink":
+        return "See why a member is missing, or wait longer"
+    step = "Call reform(), or join with on_loss='shrink'" if plan.assigned else "Call rejoin()"
+    return f"{step}; where join_all does so in the background, see why a member is missing"
 
 
 def _nothing() -> None:

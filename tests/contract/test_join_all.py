@@ -567,6 +567,7 @@ def survivor(me):
     assert time.monotonic() - began >= 0.2
     assert seen["kinds"][0] == "JoinTimeoutError"
     assert "is not active after 0.2 s: broken" in seen["text"]
+    assert "Call rejoin()" in seen["text"]
     waiting = threading.Thread(target=lambda: me.emit("waited", **outcome(lambda: w.wait_active(PATIENCE))))
     waiting.start()
     closing = me.hear()
