@@ -266,6 +266,8 @@ class ControlServer:
                     self._hear(client, message)
         except (BlockingIOError, InterruptedError):
             return
+        except ConnectionError:  # its process has ended, with lines unread as a rule
+            self._cut(client, "")
         except (OSError, ProtocolError) as exc:
             self._cut(client, str(exc))
         except Exception as exc:  # noqa: BLE001  (one client must not end the server for all)
@@ -286,6 +288,8 @@ class ControlServer:
             return
         try:
             self._flush(client)
+        except ConnectionError:  # as in `_serve`
+            self._cut(client, "")
         except OSError as exc:
             self._cut(client, str(exc))
 

@@ -10,6 +10,7 @@ from multiworld.run.events import (
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
+    WorkerRetiring,
     WorkerStarted,
     WorkerStopped,
     WorldChanged,
@@ -29,12 +30,14 @@ class LogFilter:
     """Picks the events that have a line: starts, failures, restarts, worlds that broke or healed.
 
     A world has one line when the first member reports that a generation broke (or could not be joined), and
-    one when it is active again. A worker that ended or was stopped is in the summary only.
+    one when it is active again. A worker that ended or was stopped is in the summary only, unless it was
+    retired.
     """
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._workers: set[int] = set()
+        self._retiring: set[int] = set()
         self._failures = self._restarts = self._broken = 0
         self._told: dict[str, set[tuple[str, int]]] = {}  # of worlds that are not active again
         self._renumbering = Renumbering()
@@ -47,14 +50,17 @@ class LogFilter:
                 self._began = at
             case WorkerStarted(rank=rank):
                 self._workers.add(rank)
+                self._retiring.discard(rank)
             case WorkerFailed():
                 self._failures += 1
             case WorkerRestarting():
                 self._restarts += 1
+            case WorkerRetiring(rank=rank):
+                self._retiring.add(rank)
             case SlotTaken(slot=slot, nodes=nodes):
                 return slot is None or nodes > 1
-            case WorkerEnded() | WorkerStopped():
-                return False
+            case WorkerEnded(rank=rank) | WorkerStopped(rank=rank):
+                return rank in self._retiring
             case WorldChanged():
                 return self._world(event, anew=anew)
         return True

@@ -320,6 +320,16 @@ def test_rubbish_is_cut_off_and_harms_nobody(served, peer, octets):
     assert served.seen == []
 
 
+def test_a_worker_that_ends_with_lines_unread_is_no_warning(served, peer, caplog):
+    """The kernel resets its connection then."""
+    worker = peer()
+    worker.say({"hello": "worker", "rank": 1, "attempt": 0})
+    assert worker.sock.recv(1, socket.MSG_PEEK), "the answer"
+    worker.close()
+    until(lambda: not served.server._clients, "the end of the connection")
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == []
+
+
 def test_an_error_in_the_server_cuts_off_only_who_caused_it(served, peer):
     good, bad = peer(), peer()
     served.server._command = lambda *_: 1 / 0

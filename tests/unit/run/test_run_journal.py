@@ -162,6 +162,20 @@ def test_a_member_that_says_late_that_it_was_active_begins_nothing_anew():
     ]
 
 
+def test_a_retired_worker_has_a_line_when_it_has_left():
+    log_filter = LogFilter()
+    told = [
+        *(retiring := [h.WorkerRetiring(AT, 0, 60.0), h.WorkerRetiring(AT, 1, 60.0)]),
+        h.WorkerEnded(AT + 1, 0, 4000),
+        h.WorkerStopped(AT + 1, 1, 4001, -15),
+        h.WorkerEnded(AT + 1, 2, 4002),
+        *begun(0),
+        h.WorkerEnded(AT + 3, 0, 4003),
+    ]
+    picked = {each: log_filter.picks(each) for each in told}
+    assert [picked[each] for each in (*retiring, *told[2:5], told[-1])] == [True] * 4 + [False] * 2
+
+
 def test_worlds_that_break_once_are_forgotten():
     log_filter = LogFilter()
     for number in range(2000):
