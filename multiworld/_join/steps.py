@@ -376,6 +376,7 @@ def _agree(
             store.store,
             _request(terms, watchdog.process, endpoint, door),
             deadline=deadline,
+            given=plan.timeout,
             last_call=plan.last_call,
             cancelled=cancelled,
             more_lost=terms.more_lost,

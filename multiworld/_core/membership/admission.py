@@ -402,6 +402,7 @@ def expire(
     timeout: float,
     gone: int = 0,
     held: str = "",
+    given: float = 0.0,
 ) -> Move:
     """Time the member's join out: close its attempt, or only withdraw where an active generation blocks it.
 
@@ -413,6 +414,7 @@ def expire(
         timeout: of the join, seconds.
         gone: see `may_seal`.
         held: see `refusals.awaited`.
+        given: see `refusals.late`.
     """
     state = claim_state(ledger, number, me, request)
     attempt, now = state.attempt, ledger.current
@@ -422,7 +424,7 @@ def expire(
         holder = now.at(request.slot)
         refusal = fenced(ledger, request) or refusals.held(now, request, holder, timeout)
         return Move(withdraw(ledger, attempt.number, me), attempt.number, refusal=refusal)
-    late = refusals.late(attempt, request, timeout, majority.elsewhere(ledger), held)
+    late = refusals.late(attempt, request, timeout, majority.elsewhere(ledger), held, given)
     return Move(fail(ledger, attempt.number, me, late), attempt.number, refusal=late)
 
 

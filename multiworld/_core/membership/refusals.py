@@ -23,6 +23,8 @@ __all__ = [
 MOVED = "its store's server, which is new or does not see most of its hosts, to let it begin"
 """What a world waits for that may not begin at the present server of a list."""
 
+_SPENT = 0.1
+"""Seconds of a timeout that were over when its process came: with fewer, only what was left is said."""
 _ANOTHER_RANK = "Give every process a rank of its own, or wait until the other one has closed the world"
 _KINDS = {
     name: kind
@@ -176,7 +178,12 @@ def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float, 
 
 
 def late(
-    attempt: Attempt, request: JoinRequest, timeout: float, elsewhere: int = 0, held: str = ""
+    attempt: Attempt,
+    request: JoinRequest,
+    timeout: float,
+    elsewhere: int = 0,
+    held: str = "",
+    given: float = 0.0,
 ) -> Failure:
     """Return the failure of an attempt that was not complete, or not ready, in time.
 
@@ -186,8 +193,12 @@ def late(
         timeout: seconds.
         elsewhere: how many members may go on without these, as a majority; 0 where that is not the reason.
         held: as for `awaited`.
+        given: seconds that the program gave the join, of which `timeout` were left here.
     """
-    whose = f"the {timeout:.1f} s of {_small(request.place)} ({_who(request.member)})"
+    place = f"{_small(request.place)} ({_who(request.member)})"
+    whose = f"the {timeout:.1f} s of {place}"
+    if given - timeout >= _SPENT:
+        whose = f"the {timeout:.1f} s that {place} had left of its timeout of {given:g} s"
     size = attempt.size
     if attempt.generation:
         silent = attempt.unready

@@ -98,6 +98,7 @@ class Rendezvous:
         store: shared by all members; see `StoreLike`. Its calls may be made from other threads.
         request: of this process.
         deadline: by `clock`; for `agree` and `commit` together.
+        given: seconds that the program gave the join, some of which may be over; for messages.
         last_call: where ranks are assigned, seconds for which members that may still come are waited for once
             there are enough.
         cancelled: polled from another thread; True gives up. Must not block.
@@ -116,6 +117,7 @@ class Rendezvous:
         request: JoinRequest,
         *,
         deadline: float,
+        given: float = 0.0,
         last_call: float = 30.0,
         cancelled: Callable[[], bool] = lambda: False,
         more_lost: Callable[[], frozenset[int]] = frozenset,
@@ -142,7 +144,7 @@ class Rendezvous:
         self._clock = clock
         self._sleep = sleep
         self._probe = probe
-        self._timeout = max(0.0, deadline - clock())
+        self._timeout, self._given = max(0.0, deadline - clock()), given
         self._token = secrets.token_hex(16)
         self._number = 0
         self._active = False
@@ -425,6 +427,7 @@ class Rendezvous:
                 timeout=self._timeout,
                 gone=self._gone,
                 held=self._held_for,
+                given=self._given,
             )
         )
         if move.refusal is not None:

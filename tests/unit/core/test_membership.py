@@ -278,6 +278,19 @@ def test_time_is_up_for_members_that_miss_others():
     assert (again.ledger, again.refusal) == (move.ledger, None)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (15.0, "the 12.6 s that rank 2 (host host2, pid 1002) had left of its timeout of 15 s; "),
+        (12.62, "the 12.6 s of rank 2 (host host2, pid 1002); "),
+    ],
+)
+def test_a_timeout_of_which_a_part_was_over_is_named_as_it_was_given(given, said):
+    ledger = claimed(Ledger(), ask(1, 3), ask(2, 3))
+    move = admission.expire(ledger, 1, "0002", ask(2, 3), timeout=12.6, given=given)
+    assert f"came within {said}" in move.refusal.value
+
+
 def test_time_is_up_for_members_that_are_not_ready():
     ledger = admission.ready(claimed(Ledger(), ask(0), ask(1)), 1, "0000")
     move = admission.expire(ledger, 1, "0000", ask(0), timeout=3.0)
