@@ -154,5 +154,6 @@ def _fits(plan: WorldsPlan, share: int, most: int) -> None:
         raise ArgumentsError(
             f"--nproc-per-node {share} on one node, for {sizes} workers of {plan.path}",
             rule="One node has all workers of the worlds file",
-            next_step="Leave --nproc-per-node out, or change --nnodes",
+            next_step=f"Leave --nproc-per-node out, or give {sizes}"
+            + ", or change --nnodes" * (share < plan.least_workers),
         )

@@ -309,6 +309,20 @@ def test_a_number_of_workers_that_does_not_fit_the_plan(line):
         configure(parse(line.split()), plan(6))
 
 
+@pytest.mark.parametrize(
+    ("workers", "step"),
+    [
+        (9, "Leave --nproc-per-node out, or give 2 to 4"),
+        (1, "Leave --nproc-per-node out, or give 2 to 4, or change --nnodes"),
+    ],
+)
+def test_the_next_step_of_a_range_names_its_numbers(workers, step):
+    ranged = parse_worlds("""[roles]\ntrainer = "2:4"\n[worlds.w]\nmembers = ["trainer:*"]\n""", "w.toml")
+    with pytest.raises(ArgumentsError) as raised:
+        configure(parse(f"--nproc-per-node {workers} s.py".split()), ranged)
+    assert raised.value.next_step == step
+
+
 def commands():
     """Every command line of m8d-run on README and the pages, as (page, words)."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
