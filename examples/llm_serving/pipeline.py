@@ -8,7 +8,6 @@ still have theirs. No client is told; the next token comes a little later.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections import deque
 from collections.abc import Iterable
@@ -16,24 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from crew import Crew, Worker
 from model import Batch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from wire import Link
 
 import multiworld as mw
 
-__all__ = ["Crew", "Pipeline", "Scheduler", "Sequence", "Worker"]
-
-
-@dataclass(eq=False)
-class Worker:
-    """A worker that is there, from its start to its death: the one started in its place is another."""
-
-    index: int
-    pid: int
-    link: Link
-    dead: bool = False
+__all__ = ["Pipeline", "Scheduler", "Sequence"]
 
 
 @dataclass(eq=False)
@@ -61,45 +50,6 @@ class Sequence:
         if not self.over:
             self.over = True
             self.fresh.put_nowait(None)
-
-
-class Crew:
-    """Workers that stand by."""
-
-    def __init__(self) -> None:
-        self.standbys: deque[Worker] = deque()
-        self.urgent = 0  # pipelines that wait for a stage
-        self.changed = asyncio.Condition()
-
-    async def add(self, worker: Worker) -> None:
-        """A worker is there, or is needed no longer."""
-        async with self.changed:
-            if not worker.dead:
-                self.standbys.append(worker)
-                self.changed.notify_all()
-
-    def lost(self, worker: Worker) -> None:
-        """A worker is dead; if it is a stage, its next call says so."""
-        worker.dead = True
-        with contextlib.suppress(ValueError):
-            self.standbys.remove(worker)
-
-    async def replacement(self) -> Worker:
-        """A worker for a stage that lost its own; waits for one if need be."""
-        async with self.changed:
-            self.urgent += 1
-            try:
-                await self.changed.wait_for(lambda: self.standbys)
-                return self.standbys.popleft()
-            finally:
-                self.urgent -= 1
-                self.changed.notify_all()
-
-    async def take(self, count: int) -> list[Worker]:
-        """Workers for a new pipeline, all at once, and not before running ones have what they need."""
-        async with self.changed:
-            await self.changed.wait_for(lambda: len(self.standbys) >= count and not self.urgent)
-            return [self.standbys.popleft() for _ in range(count)]
 
 
 class Pipeline:

@@ -48,8 +48,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from crew import Crew, Worker
 from model import Decoder, Settings, load, tokenizer_of
-from pipeline import Crew, Scheduler, Worker
+from pipeline import Scheduler
 from wire import PlainLink, Shapes, WorldLink, serve_plain, serve_world
 
 import multiworld as mw

@@ -28,7 +28,7 @@ PATIENCE = 300.0
 def example(monkeypatch):
     """The modules of the example, by their names."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("model", "truth", "wire", "load", "report", "pipeline")
+    names = ("model", "truth", "wire", "load", "report", "crew", "pipeline", "front", "serve")
     yield importlib.import_module
     for name in names:
         sys.modules.pop(name, None)
