@@ -35,10 +35,14 @@ class Front:
         tokenizer: of the model.
         name: the model's.
         length: tokens of prompt and answer at most.
+        vocabulary: number of tokens that the model knows.
     """
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, name: str, length: int) -> None:
-        self.scheduler, self.tokenizer, self.name, self.length = scheduler, tokenizer, name, length
+    def __init__(
+        self, scheduler: Scheduler, tokenizer: Tokenizer, name: str, length: int, vocabulary: int
+    ) -> None:
+        self.scheduler, self.tokenizer, self.name = scheduler, tokenizer, name
+        self.length, self.vocabulary = length, vocabulary
         self.open: weakref.WeakSet[Sequence] = weakref.WeakSet()
         self.closing = False
         self.app = Starlette(
@@ -95,6 +99,9 @@ class Front:
         self, request: Request, body: dict[str, Any], prompt: list[int], form: _Text
     ) -> Response:
         """Make a sequence of the prompt, and answer with it: token by token, or as a whole."""
+        # A token that the model does not know would end the worker that gets it, and each one that takes its place.
+        if strange := [token for token in prompt if not 0 <= token < self.vocabulary]:
+            raise Refused(f"token {strange[0]}: the model knows 0 to {self.vocabulary - 1}. Leave it out.")
         most = body.get("max_completion_tokens", body.get("max_tokens", 16))
         if type(most) is not int or most < 1 or len(prompt) + most > self.length:
             raise Refused(

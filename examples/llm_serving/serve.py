@@ -145,7 +145,8 @@ async def front(args: argparse.Namespace, settings: Settings) -> int:
     shapes = Shapes(args.stages, config.hidden_size, settings.torch_dtype())
     crew = Crew()
     scheduler = Scheduler(crew, args.stages, settings.slots)
-    routes = Front(scheduler, tokenizer_of(settings), settings.model or "random-llama", settings.length)
+    name = settings.model or "random-llama"
+    routes = Front(scheduler, tokenizer_of(settings), name, settings.length, config.vocab_size)
     server = Server(routes, args.host, args.port, functools.partial(serving_at, args.address_file))
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, server.stop)

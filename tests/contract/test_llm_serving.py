@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import re
 import signal
@@ -84,6 +85,44 @@ def test_a_replay_leaves_the_keys_of_the_token_under_way(example):
     after = [tensor for pair in decoder.cache.layers.values() for tensor in pair]
     for old, new in zip(before, after, strict=True):
         torch.testing.assert_close(old, new)
+
+
+class Front:
+    """The front without workers: what it refuses needs none; `ask` is a request, given to its routes as they are."""
+
+    def __init__(self, example):
+        model, crew, pipeline = example("model"), example("crew"), example("pipeline")
+        self.scheduler = pipeline.Scheduler(crew.Crew(), 3, 6)
+        self.routes = example("front").Front(self.scheduler, model.Bytes(), "m", 128, model.Bytes.SIZE)
+
+    async def ask(self, path, body):
+        sent, gone = [], asyncio.Event()
+        requests = iter([{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}])
+
+        async def receive():
+            if (request := next(requests, None)) is None:
+                await gone.wait()  # the client stays
+            return request
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+        await asyncio.wait_for(self.routes.app(scope, receive, send), 30)
+        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:]).decode()
+
+
+def test_tokens_that_the_model_does_not_know_are_refused(example):
+    async def asked():
+        front = Front(example)
+        answers = [await front.ask("/v1/completions", {"prompt": [65, token]}) for token in (259, -1, 10**20)]
+        return answers, list(front.scheduler.waiting)
+
+    answers, waiting = asyncio.run(asked())
+    for (status, text), token in zip(answers, ("259", "-1", "1" + "0" * 20), strict=True):
+        assert status == 400, text
+        assert f"token {token}: " in text
+    assert waiting == []
 
 
 @pytest.fixture(scope="module")
