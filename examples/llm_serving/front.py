@@ -80,8 +80,8 @@ class Front:
         """POST /v1/chat/completions."""
         body = await _json(request)
         messages = body.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise Refused("messages is no list of messages: give one with role and content.")
+        if not isinstance(messages, list) or not messages or not all(type(each) is dict for each in messages):
+            raise Refused("messages is no list of messages: give one of objects with role and content.")
         if hasattr(self.tokenizer, "apply_chat_template"):
             prompt = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=False
@@ -240,8 +240,10 @@ class _Text:
 async def _json(request: Request) -> dict[str, Any]:
     try:
         body = await request.json()
-    except ValueError as error:
-        raise Refused(f"the body is no JSON: {error}.") from error
+        # JSON can name half of a surrogate pair, which no tokenizer takes.
+        json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is no JSON of Unicode text: {error}.") from error
     if not isinstance(body, dict):
         raise Refused("the body is no object: give one.")
     return body

@@ -125,6 +125,23 @@ def test_tokens_that_the_model_does_not_know_are_refused(example):
     assert waiting == []
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "word"),
+    [
+        ("completions", {"prompt": "\ud800"}, "Unicode"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "Unicode"),
+        ("chat/completions", {"messages": ["hello"]}, "objects"),
+    ],
+)
+def test_texts_and_messages_that_are_none_are_refused(example, path, body, word):
+    async def asked():
+        return await Front(example).ask(f"/v1/{path}", body)
+
+    status, text = asyncio.run(asked())
+    assert status == 400, text
+    assert word in text
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """One run for all tests that only ask: its ten processes take most of their time. SIGTERM ends it."""
