@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wire import Link
 
@@ -20,6 +20,9 @@ class Worker:
     pid: int
     link: Link
     dead: bool = False
+    calls: list[object] = field(
+        default_factory=list
+    )  # who waits for an answer, the one that it works on first
 
 
 class Crew:

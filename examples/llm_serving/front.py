@@ -129,6 +129,8 @@ class Front:
         async for token, piece in pieces:
             text += piece
             tokens.append(token)
+        if sequence.error:
+            return JSONResponse(_failed(sequence), 500)
         choice = {
             "index": 0, **form.choice(text), "token_ids": tokens, "finish_reason": self.reason(sequence)
         }  # fmt: skip
@@ -166,7 +168,10 @@ class Front:
 
         async for token, piece in pieces:
             yield event({**form.choice(piece), "token_ids": [token]}, None)
-        yield event({**form.choice(""), "token_ids": []}, self.reason(sequence))
+        if sequence.error:
+            yield f"data: {json.dumps(_failed(sequence))}\n\n"
+        else:
+            yield event({**form.choice(""), "token_ids": []}, self.reason(sequence))
         yield "data: [DONE]\n\n"
 
     def reason(self, sequence: Sequence) -> str:
@@ -254,6 +259,10 @@ async def _gone(request: Request, sequence: Sequence) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     sequence.end()
+
+
+def _failed(sequence: Sequence) -> dict[str, Any]:
+    return {"error": {"message": sequence.error, "type": "server_error"}}
 
 
 async def _refuse(_: Request, error: Exception) -> Response:

@@ -179,7 +179,10 @@ class Load:
                 if line == "data: [DONE]":
                     break
                 if line.startswith("data: "):
-                    tokens = json.loads(line[6:])["choices"][0]["token_ids"]
+                    told = json.loads(line[6:])
+                    if "error" in told:
+                        raise ValueError(told["error"]["message"])
+                    tokens = told["choices"][0]["token_ids"]
                     answer.tokens += tokens
                     answer.times += [time.monotonic()] * len(tokens)
                     self.tokens += len(tokens)

@@ -24,6 +24,13 @@ import multiworld as mw
 
 __all__ = ["Pipeline", "Scheduler", "Sequence"]
 
+WORKERS = 3
+"""So many workers in a row a batch may cost; then it is taken for the cause."""
+
+
+class Fatal(Exception):
+    """A batch that ends each worker that runs it."""
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -37,6 +44,7 @@ class Sequence:
     inputs: list[list[Tensor]] = field(default_factory=list)  # of each stage, step by step, [tokens, ...]
     slot: int = -1
     over: bool = False
+    error: str = ""  # why there is no whole answer
 
     def add(self, token: int) -> None:
         """Take the next token."""
@@ -69,18 +77,28 @@ class Pipeline:
             task.add_done_callback(scheduler.ended)
 
     async def through(self, group: Group, stage: int, batch: Batch, data: Tensor) -> Tensor:
-        """Run one stage, on another worker if its own is lost."""
-        while True:
+        """Run one stage, on another worker if its own is lost.
+
+        Raises:
+            Fatal: `WORKERS` of them were lost at this batch.
+        """
+        lost = 0
+        while lost < WORKERS:
             worker = self.stages[stage]
-            if worker.dead:
-                await self.replace(stage, worker)
-                continue
-            try:
-                if group.holders[stage] is not worker:
-                    await self.replay(group, stage, worker)
-                return await worker.link.call(stage, batch, data, 1 + group.number)
-            except mw.WorldError:
-                await self.replace(stage, worker)
+            if not worker.dead:
+                worker.calls.append(group)
+                try:
+                    if group.holders[stage] is not worker:
+                        await self.replay(group, stage, worker)
+                    answer = await worker.link.call(stage, batch, data, 1 + group.number)
+                except mw.WorldError:
+                    # Calls stay in the list of a lost worker: those behind the first are not the cause.
+                    lost += worker.calls[0] is group
+                else:
+                    worker.calls.remove(group)
+                    return answer
+            await self.replace(stage, worker)
+        raise Fatal(f"{lost} workers in a row were lost while they ran this request's batch")
 
     async def replay(self, group: Group, stage: int, worker: Worker) -> None:
         """Write the group's keys and values on a worker that is new in this stage."""
@@ -151,7 +169,13 @@ class Group:
                 await self.wake.wait()
                 continue
             new = [sequence for sequence in self.sequences if not sequence.cached]
-            await self.step(new or [*self.sequences])
+            batch = new or [*self.sequences]
+            try:
+                await self.step(batch)
+            except Fatal as error:
+                for sequence in batch:
+                    sequence.error = str(error)
+                    sequence.end()
 
     async def step(self, sequences: list[Sequence]) -> None:
         """Give each sequence its next token."""

@@ -142,6 +142,57 @@ def test_texts_and_messages_that_are_none_are_refused(example, path, body, word)
     assert word in text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_batch_that_ends_each_worker_is_given_up_and_others_are_answered(example, stream):
+    class Link:
+        """A worker that the token 0 ends: it answers one call after the other, with the token 65."""
+
+        def __init__(self):
+            self.turn, self.lost = asyncio.Lock(), False
+
+        async def call(self, stage, batch, data, tag):
+            async with self.turn:
+                for _ in range(0 if self.lost else 50):  # the other group's call comes meanwhile
+                    await asyncio.sleep(0)
+                self.lost = self.lost or 0 in data[:, 0].tolist()
+                if self.lost:
+                    raise mw.WorldError("link", "lost")
+                return torch.full((batch.rows,), 65)
+
+    async def asked():
+        pipeline, front = example("pipeline"), Front(example)
+        workers = [example("crew").Worker(index, index, Link()) for index in range(20)]
+        for worker in workers:
+            await front.scheduler.crew.add(worker)
+        front.scheduler.stages = 1
+        await front.scheduler.resize(1)
+        (only,) = front.scheduler.pipelines
+        # Two groups in one stage: the calls of the good one are behind those of the other, at each worker.
+        only.groups.append(pipeline.Group(only, 1, 6))
+        only.groups[0].free = [0]
+        only.running.append(asyncio.create_task(only.groups[1].run()))
+        answers = await asyncio.gather(
+            *(
+                front.ask("/v1/completions", {"prompt": [token], "max_tokens": 9, "stream": stream})
+                for token in (0, 1)
+            )
+        )
+        for task in only.running:
+            task.cancel()
+        return answers, front.scheduler.counts["takeovers"]
+
+    torch, mw = importlib.import_module("torch"), importlib.import_module("multiworld")
+    ((status, failed), (good, text)), takeovers = asyncio.run(asked())
+    assert status == (200 if stream else 500)
+    assert "3 workers in a row" in failed
+    assert "server_error" in failed
+    assert good == 200
+    assert (
+        text.count("65") == 9 if stream else "[65, 65, 65, 65, 65, 65, 65, 65, 65]" in text.replace(",", ", ")
+    )
+    assert takeovers == 3
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """One run for all tests that only ask: its ten processes take most of their time. SIGTERM ends it."""
