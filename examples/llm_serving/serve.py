@@ -155,6 +155,8 @@ async def front(args: argparse.Namespace, settings: Settings) -> int:
         await plain_crew(crew, shapes)
     else:
         worlds = await mw.join_all_async()
+    # One thread for each link that waits for its worker, and one that closes it meanwhile.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * len(worlds) + 4))
     tasks = [
         asyncio.create_task(tend(crew, index, world, shapes)) for index, world in enumerate(worlds.values())
     ]

@@ -193,6 +193,64 @@ def test_a_batch_that_ends_each_worker_is_given_up_and_others_are_answered(examp
     assert takeovers == 3
 
 
+# The front with links whose workers are away: their waits end when their world is closed, as those of worlds do.
+FRONT = """
+import asyncio, sys, threading
+import multiworld as mw
+import serve
+
+class Away:
+    def __init__(self):
+        self.state, self.closed = mw.State.JOINING, threading.Event()
+    def on_break(self, fn):
+        pass
+    def wait_active(self, timeout):
+        self.closed.wait(timeout)
+        raise mw.WorldClosedError("away", "closed")
+    def close(self, timeout):
+        self.state = mw.State.CLOSED
+        self.closed.set()
+
+async def join():
+    print("joining", flush=True)
+    if "--joining" in sys.argv:
+        await asyncio.Event().wait()
+    return {number: Away() for number in range(40)}
+
+mw.join_all_async = join
+args = serve.parser().parse_args(["--replicas", sys.argv[1]])
+sys.exit(asyncio.run(serve.front(args, serve.Settings())))
+"""
+
+
+def ended_by_sigterm(word, *args):
+    """The front's exit status and what it printed, SIGTERM sent once it has printed `word`."""
+    path = os.pathsep.join(map(str, (FOLDER, ROOT / "build", ROOT)))
+    program = subprocess.Popen(
+        [sys.executable, "-c", FRONT, *args], env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        lines = []
+        for line in program.stdout:
+            lines.append(line)
+            if word in line:
+                break
+        program.send_signal(signal.SIGTERM)
+        rest, _ = program.communicate(timeout=60)
+        return program.returncode, "".join(lines) + rest
+    finally:
+        program.kill()
+        program.wait()
+        program.stdout.close()
+
+
+def test_a_front_whose_workers_are_away_ends_at_sigterm():
+    code, text = ended_by_sigterm("serving on", "0")
+    assert code == 0, text
+    assert "Traceback" not in text
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """One run for all tests that only ask: its ten processes take most of their time. SIGTERM ends it."""
