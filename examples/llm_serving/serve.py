@@ -148,24 +148,29 @@ async def front(args: argparse.Namespace, settings: Settings) -> int:
     name = settings.model or "random-llama"
     routes = Front(scheduler, tokenizer_of(settings), name, settings.length, config.vocab_size)
     server = Server(routes, args.host, args.port, functools.partial(serving_at, args.address_file))
+    loop, worlds, tasks = asyncio.get_running_loop(), {}, []
+
+    async def serve() -> None:
+        if args.plain:
+            await plain_crew(crew, shapes)
+        else:
+            worlds.update(await mw.join_all_async())
+        # One thread for each link that waits for its worker, and one that closes it meanwhile.
+        loop.set_default_executor(ThreadPoolExecutor(2 * len(worlds) + 4))
+        for index, world in enumerate(worlds.values()):
+            tasks.append(asyncio.create_task(tend(crew, index, world, shapes)))
+        await scheduler.resize(args.replicas)
+        await server.serve()
+
+    serving = asyncio.create_task(serve())
     for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, server.stop)
-    worlds = {}
-    if args.plain:
-        await plain_crew(crew, shapes)
-    else:
-        worlds = await mw.join_all_async()
-    # One thread for each link that waits for its worker, and one that closes it meanwhile.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * len(worlds) + 4))
-    tasks = [
-        asyncio.create_task(tend(crew, index, world, shapes)) for index, world in enumerate(worlds.values())
-    ]
-    await scheduler.resize(args.replicas)
-    serving = asyncio.create_task(server.serve())
+        # Before it serves there are no streams to end, and what it waits for may never come.
+        loop.add_signal_handler(signum, lambda: server.stop() if server.started else serving.cancel())
     await asyncio.wait([serving, scheduler.fault], return_when=asyncio.FIRST_COMPLETED)
     if scheduler.fault.done():
         scheduler.fault.result()
-    await serving
+    if not serving.cancelled():
+        serving.result()
     for task in [*tasks, *(task for each in scheduler.pipelines for task in each.running)]:
         task.cancel()
     await asyncio.gather(*(asyncio.to_thread(world.close, 1) for world in worlds.values()))

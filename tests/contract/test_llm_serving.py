@@ -205,6 +205,7 @@ class Away:
     def on_break(self, fn):
         pass
     def wait_active(self, timeout):
+        print("waiting", flush=True)
         self.closed.wait(timeout)
         raise mw.WorldClosedError("away", "closed")
     def close(self, timeout):
@@ -248,6 +249,15 @@ def ended_by_sigterm(word, *args):
 def test_a_front_whose_workers_are_away_ends_at_sigterm():
     code, text = ended_by_sigterm("serving on", "0")
     assert code == 0, text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("args", [["1", "--joining"], ["1"]])
+def test_a_front_that_does_not_serve_yet_ends_at_sigterm(args):
+    """While it joins, and while it waits for workers."""
+    code, text = ended_by_sigterm("joining" if "--joining" in args else "waiting", *args)
+    assert code == 0, text
+    assert "serving on" not in text
     assert "Traceback" not in text
 
 
