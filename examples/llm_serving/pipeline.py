@@ -238,12 +238,15 @@ class Scheduler:
         """Add pipelines, or retire the newest.
 
         Raises:
-            asyncio.TimeoutError: too few workers stood by for `patience` seconds.
+            asyncio.TimeoutError: too few workers stood by for `patience` seconds; nothing has changed.
         """
         async with self.resizing:
-            while len(self.pipelines) < count:
-                workers = await asyncio.wait_for(self.crew.take(self.stages), patience)
-                self.pipelines.append(Pipeline(workers, self))
+            if (missing := count - len(self.pipelines)) > 0:
+                # Those of all new pipelines at once: too few are left where they are.
+                workers = await asyncio.wait_for(self.crew.take(self.stages * missing), patience)
+                while workers:
+                    self.pipelines.append(Pipeline(workers[: self.stages], self))
+                    del workers[: self.stages]
                 self.place()
             while len(self.pipelines) > count:
                 await self.pipelines[-1].retire()

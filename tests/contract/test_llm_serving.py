@@ -193,6 +193,33 @@ def test_a_batch_that_ends_each_worker_is_given_up_and_others_are_answered(examp
     assert takeovers == 3
 
 
+def test_pipelines_are_added_all_or_none(example):
+    async def resized():
+        scheduler, worker = Front(example).scheduler, example("crew").Worker
+        workers = [worker(index, index, None) for index in range(6)]
+        for each in workers[:4]:
+            await scheduler.crew.add(each)
+        scheduler.stages = 2
+        await scheduler.resize(1)
+        with pytest.raises(asyncio.TimeoutError):
+            await scheduler.resize(3, 0.01)
+        before = scheduler.status()
+        for each in workers[4:]:
+            await scheduler.crew.add(each)
+        await scheduler.resize(3, 30)
+        for task in (task for each in scheduler.pipelines for task in each.running):
+            task.cancel()
+        return before, scheduler.status()
+
+    before, after = asyncio.run(resized())
+    assert len(before["pipelines"]) == 1
+    assert [each["worker"] for each in before["standbys"]] == [2, 3]
+    assert [[each["worker"] for each in pipeline["stages"]] for pipeline in after["pipelines"]] == [
+        [0, 1], [2, 3], [4, 5],
+    ]  # fmt: skip
+    assert after["standbys"] == []
+
+
 # The front with links whose workers are away: their waits end when their world is closed, as those of worlds do.
 FRONT = """
 import asyncio, sys, threading
