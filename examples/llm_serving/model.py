@@ -13,7 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "Bytes", "Decoder", "Settings", "Tokenizer", "load", "tokenizer_of"]
+__all__ = ["SHORTEST", "Batch", "Bytes", "Decoder", "Settings", "Tokenizer", "load", "tokenizer_of"]
+
+SHORTEST = 8
+"""Tokens that a slot holds at least: `Decoder.warm` runs so many."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ class Decoder:
 
     def warm(self) -> None:
         """Run each stage once: memory is there, and code is loaded, before the first request."""
-        for width in (8, 1):
+        for width in (SHORTEST, 1):
             batch = Batch.of([0, 1], [0, 0], [width, width])
             data = torch.zeros(2, width, dtype=torch.int64)
             for stage in range(self.stages):

@@ -49,7 +49,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from crew import Crew, Worker
-from model import Decoder, Settings, load, tokenizer_of
+from model import SHORTEST, Decoder, Settings, load, tokenizer_of
 from pipeline import Scheduler
 from wire import PlainLink, Shapes, WorldLink, serve_plain, serve_world
 
@@ -189,6 +189,14 @@ def serving_at(file: Path | None, address: str) -> None:
 def main() -> int:
     """Be the front, or a worker, as the launcher says."""
     args = parser().parse_args()
+    if args.slots < (fewest := max(2, args.stages)):
+        raise SystemExit(
+            f"--slots {args.slots}: each stage needs one, and 2 are the fewest. Give {fewest} or more."
+        )
+    if args.length < SHORTEST:
+        raise SystemExit(
+            f"--length {args.length}: a worker warms up with {SHORTEST} tokens. Give that or more."
+        )
     torch.set_num_threads(1)  # stages share the cores of this host
     settings = Settings(args.model, args.dtype, args.length, args.slots)
     role = (

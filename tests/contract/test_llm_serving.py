@@ -220,6 +220,27 @@ def test_pipelines_are_added_all_or_none(example):
     assert after["standbys"] == []
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--slots", "2"), "--slots 2: .*Give 3"),
+        (("--slots", "1", "--stages", "1"), "--slots 1: .*Give 2"),
+        (("--length", "7"), "--length 7: "),
+        (("--slots", "3", "--length", "8"), "role ''"),  # enough
+    ],
+)
+def test_too_few_slots_and_too_short_ones_are_refused(example, monkeypatch, options, told):
+    monkeypatch.setattr(sys, "argv", ["serve.py", *options])
+    monkeypatch.setenv("ROLE_NAME", "")
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit, match=told):
+            example("serve").main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # The front with links whose workers are away: their waits end when their world is closed, as those of worlds do.
 FRONT = """
 import asyncio, sys, threading
