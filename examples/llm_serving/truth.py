@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tempfile
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
+import model as definition
 import torch
 from model import Settings, load, tokenizer_of
 
@@ -45,7 +48,9 @@ class Case:
 def cases(settings: Settings | None = None, count: int = 32, longest: int = 72) -> list[Case]:
     """Make questions of different lengths and answer them; kept in a file, as it takes some seconds."""
     settings = settings or Settings()
-    key = json.dumps([asdict(settings), count, longest, torch.__version__, Path(__file__).read_text()])
+    makers = [torch.__version__, version("transformers")]
+    makers += [Path(file).read_text() for file in (__file__, definition.__file__)]
+    key = json.dumps([asdict(settings), count, longest, *makers])
     kept = (
         Path(tempfile.gettempdir()) / f"m8d-llm-serving-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     )
@@ -66,7 +71,19 @@ def cases(settings: Settings | None = None, count: int = 32, longest: int = 72) 
         answer = out[0, len(tokens) :].tolist()
         if len(answer) > longest // 3:  # some of random weights end at once
             made.append(Case(prompt, answer))
-    part = kept.with_suffix(".part")
-    part.write_text(json.dumps([asdict(case) for case in made]))
-    part.replace(kept)
+    # Without room, or beside another user's file, they are made again the next time.
+    with contextlib.suppress(OSError):
+        _keep(kept, json.dumps([asdict(case) for case in made]))
     return made
+
+
+def _keep(kept: Path, text: str) -> None:
+    """Write the file as a whole, also while another run does."""
+    with tempfile.NamedTemporaryFile("w", dir=kept.parent, prefix=kept.stem, delete=False) as part:
+        try:
+            part.write(text)
+            part.flush()
+            Path(part.name).replace(kept)
+        except BaseException:
+            Path(part.name).unlink()
+            raise

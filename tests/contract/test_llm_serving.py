@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -239,6 +241,62 @@ def test_too_few_slots_and_too_short_ones_are_refused(example, monkeypatch, opti
             example("serve").main()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def answering(example, monkeypatch, tmp_path):
+    """`cases` with a small model in the place of the real one; each of its answers counts, in the list."""
+    truth, asked = example("truth"), []
+
+    class Model:
+        def generate(self, tokens, **_):
+            asked.append(tokens)
+            return importlib.import_module("torch").cat([tokens, tokens], 1)
+
+    monkeypatch.setattr(truth, "load", lambda _: Model())
+    monkeypatch.setattr(truth.tempfile, "tempdir", str(tmp_path))
+    return functools.partial(truth.cases, None, 1, 3), asked
+
+
+def test_right_answers_are_kept_for_what_made_them(example, answering, monkeypatch, tmp_path):
+    cases, asked = answering
+    first = cases()
+    assert (cases(), len(asked)) == (first, 1)
+    monkeypatch.setattr(example("truth"), "version", lambda _: "another")
+    cases()
+    assert len(asked) == 2
+    changed = tmp_path / "model.py"
+    changed.write_text("another")
+    monkeypatch.setattr(example("model"), "__file__", str(changed))
+    cases()
+    assert len(asked) == 3
+
+
+def test_two_runs_keep_the_right_answers_at_once(answering, monkeypatch, tmp_path):
+    cases, asked = answering
+    replace, others = pathlib.Path.replace, []
+
+    def replace_after_another_run(path, target):
+        monkeypatch.setattr(pathlib.Path, "replace", replace)
+        others.append(cases())
+        return path.replace(target)
+
+    monkeypatch.setattr(pathlib.Path, "replace", replace_after_another_run)
+    assert [cases()] == others
+    assert len(asked) == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_right_answers_that_cannot_be_kept_are_made_again(answering, monkeypatch, tmp_path):
+    cases, asked = answering
+
+    def refuse(path, target):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(pathlib.Path, "replace", refuse)
+    assert cases() == cases()
+    assert len(asked) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 # The front with links whose workers are away: their waits end when their world is closed, as those of worlds do.
