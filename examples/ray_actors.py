@@ -98,7 +98,8 @@ class Trainer:
                 self.broken[name] = time.time(), str(error.detail)
                 await asyncio.to_thread(world.wait_active, PATIENCE)
                 continue
-            self.weights -= 0.01 * gradient
+            # A new tensor: other tasks may be sending the one before.
+            self.weights = self.weights - 0.01 * gradient
             self.steps[name] += 1
             self.times[name].append(time.time())
             now = time.monotonic()
