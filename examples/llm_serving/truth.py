@@ -60,6 +60,8 @@ def cases(settings: Settings | None = None, count: int = 32, longest: int = 72) 
         pass
     print(f"answering {count} questions with the whole model, to compare ...", flush=True)
     model, tokenizer = load(settings), tokenizer_of(settings)
+    # More threads wait for each other, as the model is small: for minutes beside other work.
+    torch.set_num_threads(1)
     made = []
     number = 0
     while len(made) < count:
