@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMITS", "WITHOUT_LIMITS", "GroupCollectives", "Limits"]
 
-_carried = tensors.carried
+_carried, _require_memory = tensors.carried, tensors.require_memory
 _scratch = reducing.Scratch()
 _nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
 
@@ -241,6 +241,7 @@ class GroupCollectives:
             return None
         if outputs[own].numel() != given[own].numel():
             return None
+        _require_memory(all_)
         new = self._new(name, list(outputs))
         rooms = [buffers.to_receive(new, each) for each in outputs]
         sent = [buffers.to_send(each) for each in given]
@@ -325,7 +326,11 @@ class GroupCollectives:
         if not self._used:
             return False
         most = self._most
-        return all(_carried(tensor) and tensor.nbytes <= most for tensor in given)
+        for tensor in given:
+            if not _carried(tensor) or tensor.nbytes > most:
+                return False
+        _require_memory(given)
+        return True
 
     def _kernel(self, op: Any, tensor: Tensor, *more: Tensor) -> reducing.Kernel | None:
         if not self._takes(tensor, *more):

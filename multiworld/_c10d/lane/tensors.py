@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
-__all__ = ["carried", "copied_back", "landing", "memory_view", "nowhere", "sendable"]
+__all__ = ["carried", "copied_back", "landing", "memory_view", "nowhere", "require_memory", "sendable"]
 
 _Tensor = torch.Tensor
 _STRIDED = torch.strided
@@ -90,3 +90,11 @@ def nowhere(tensor: Tensor) -> int:
             f"{tensor.untyped_storage().nbytes()}. Messages need the memory. Resize it back before."
         )
     return 1
+
+
+def require_memory(given: Iterable[Tensor]) -> None:
+    """Raise RuntimeError if one of these has bytes, but its memory was released."""
+    for tensor in given:
+        # Not the tensor's own address: in a view that of released memory is not 0.
+        if not tensor.untyped_storage().nbytes() and tensor.nbytes:
+            nowhere(tensor)

@@ -1,0 +1,61 @@
+"""Collectives over the lane that are refused in one member: the next one that it calls is in their place."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from kits import collectivekit
+from kits.collectivekit import PATIENCE
+
+
+@pytest.fixture
+def groups():
+    with collectivekit.pair() as made:
+        yield made
+
+
+def released(count=4, at=0):
+    """A tensor without memory, as FSDP leaves it; a view of one where it begins elsewhere."""
+    tensor = torch.zeros(at + count)[at:]
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def ones(count=4):
+    return torch.ones(count)
+
+
+REFUSED = {
+    "all_reduce": lambda of: of.all_reduce(released()),
+    "reduce": lambda of: of.reduce(released(), 0),
+    "reduce_scatter": lambda of: of.reduce_scatter(ones(), [ones(), released()]),
+    "reduce_scatter_tensor": lambda of: of.reduce_scatter_tensor(ones(), released(8)),
+    "broadcast": lambda of: of.broadcast(released(), 0),
+    "broadcast of a view": lambda of: of.broadcast(released(at=1), 0),
+    "all_gather": lambda of: of.all_gather([ones(), released()], ones()),
+    "all_gather_into_tensor": lambda of: of.all_gather_into_tensor(released(8), ones()),
+    "gather": lambda of: of.gather(ones(), [released(), ones()], of.rank),
+    "scatter": lambda of: of.scatter(released(), [ones(), ones()], of.rank),
+    "all_to_all": lambda of: of.all_to_all([ones(), ones()], [ones(), released()]),
+    "all_to_all_single": lambda of: of.all_to_all_single(released(), ones()),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_one_without_memory_has_no_number(groups, name):
+    with pytest.raises(RuntimeError, match="without memory|storage of size 0"):
+        REFUSED[name](groups[1])
+    sent, got = torch.full((4,), 7.0), torch.zeros(4)
+    sending = threading.Thread(target=groups[0].broadcast(sent, 0).wait)
+    sending.start()
+    groups[1].broadcast(got, 0).wait()
+    sending.join(PATIENCE)
+    assert torch.equal(got, sent)
+
+
+def test_one_without_bytes_needs_no_memory(groups):
+    nothing = torch.zeros(4)[4:]
+    assert groups[0].broadcast(nothing, 0) is not None
+    assert groups[0].broadcast(torch.empty(0), 0) is not None
