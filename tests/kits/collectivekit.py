@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from multiworld._c10d.lane.group import GroupCollectives
+from multiworld._c10d.lane.group import LIMITS, GroupCollectives
 from multiworld._core.operations.log import OperationLog
 from multiworld._net.lane.endpoint import Endpoint
 
@@ -13,14 +13,23 @@ PATIENCE = 30.0  # seconds; nothing takes that long when all is well
 
 
 @contextlib.contextmanager
-def pair():
+def pair(limits=LIMITS):
     """Yield the `GroupCollectives` of both."""
     one, other = socket.socketpair()
     ends = Endpoint({1: one}), Endpoint({0: other})
     try:
         yield [
             GroupCollectives(
-                end, 0, range(2), rank, PATIENCE, carried=True, near=True, alone=True, log=OperationLog(rank, 2)
+                end,
+                0,
+                range(2),
+                rank,
+                PATIENCE,
+                carried=True,
+                near=True,
+                alone=True,
+                log=OperationLog(rank, 2),
+                limits=limits,
             )
             for rank, end in enumerate(ends)
         ]

@@ -3,12 +3,15 @@
 A thread that waits drives it (`wait`), or an event loop (`awaited`). One that was posted is driven by who
 waits for its work, or by the process's background thread; one at a time. Where the one that drives is
 interrupted or cancelled, the background thread goes on: the other members are in it, too.
+
+It has its place in the order that all members share from its beginning on; one that is interrupted, or
+refused, before that was not called. Python hears of signals between its calls and after them. So what must
+not be lost is taken by `for`, which stores what it was given before it hears of any.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import threading
 import time
@@ -67,10 +70,11 @@ class Collective:
         timeout: seconds.
         outputs: what its work's ``result`` is.
         entry: in the log of the world's operations.
+        number: sets its `tag`, and logs it.
 
     Attributes:
-        steps: its schedule; set once, with `tag`.
-        tag: of its messages.
+        steps: its schedule; set once.
+        tag: of its messages; -1 before it begins.
         entry: as given.
         done: whether it is over.
         error: why it failed; None if it did not.
@@ -79,8 +83,8 @@ class Collective:
     """
 
     __slots__ = (
-        "__weakref__", "_callers", "_claim", "_deadline", "_kernel", "_last", "_memory", "_pending",
-        "_scratch", "_sends",
+        "__weakref__", "_callers", "_claim", "_deadline", "_kernel", "_last", "_memory", "_number",
+        "_pending", "_scratch", "_sends",
         "channel", "done", "endpoint", "entry", "error", "failed", "name", "outputs", "rank", "ranks",
         "recorded", "size", "steps", "tag", "timeout",
     )  # fmt: skip
@@ -97,11 +101,12 @@ class Collective:
         kernel: Kernel | None,
         scratch: Scratch,
         entry: Entry,
+        number: Callable[[Collective], None],
     ) -> None:
         self.name = name
         self.endpoint = endpoint
         self.channel = channel
-        self.tag = 0
+        self.tag = -1
         self.ranks = ranks
         self.rank = rank
         self.size = len(ranks)
@@ -121,6 +126,7 @@ class Collective:
         self._pending: Want[Tensor] | Send | Receive | None = None
         self._claim = threading.Lock()  # held by who drives
         self.entry = entry
+        self._number = number
         self._deadline = time.monotonic() + timeout
 
     @property
@@ -164,20 +170,30 @@ class Collective:
         """Have `call` called once when all went well, by who drives, after those given before."""
         self._last.append(call)
 
+    def of(self, steps: Steps[Tensor]) -> Collective:
+        """Return this one, with its schedule."""
+        self.steps = steps
+        return self
+
     # -- driving ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Post what can be posted without waiting."""
+        """Post what can be posted without waiting; then the background thread goes on."""
         try:
-            self._pending = next(self.steps, None)
-        except Exception as error:
-            self._end(error)
-        except BaseException:
-            self._abort()
-            raise
-        else:
-            if self._pending is None:
+            self._number(self)
+            steps = self.steps
+            for self._pending in steps:
+                break
+            else:
                 self._end(None)
+            if not self.done:
+                background.take_on(self.endpoint, self)
+        except BaseException as error:
+            if not isinstance(error, Exception) or raised_by_the_program(error):
+                if self._claim.acquire(blocking=False):  # else the background thread has it
+                    self._interrupted()
+                raise
+            self._end(error)
 
     def wait(self, timeout: float = 0.0) -> None:
         """Wait until it is over, `error` included, and drive it meanwhile if no other does.
@@ -200,25 +216,28 @@ class Collective:
             self._callers -= 1
 
     def _wait(self, deadline: float, seconds: float) -> None:
-        claim = self._claim
-        if not claim.acquire(blocking=False) and not claim.acquire(timeout=seconds_until(deadline)):
-            if self.done:  # just now
-                return
-            raise LateError(*self._late(seconds).args)
-        interrupted = True
+        claim, claimed, interrupted = self._claim, False, True
         try:
-            if not self.done:
-                self._drive(deadline, seconds)
-            interrupted = False
+            for claimed in map(claim.acquire, (True,), (seconds_until(deadline),)):
+                if claimed and not self.done:
+                    self._drive(deadline, seconds)
+                interrupted = False
         except Exception as error:
-            if isinstance(error, NoDescriptorError) or raised_by_the_program(error):
+            if not claimed or isinstance(error, NoDescriptorError) or raised_by_the_program(error):
                 raise  # the other members are in it: it goes on
             self._end(error)
             interrupted = False
         finally:
-            self._release(interrupted=interrupted)
+            if claimed and interrupted:
+                self._interrupted()
+            elif claimed:
+                claim.release()
+        if not claimed and not self.done:
+            raise LateError(*self._late(seconds).args)
 
     def _drive(self, deadline: float, seconds: float) -> None:
+        if self.tag < 0:
+            self._number(self)
         endpoint, channel, tag, ranks = self.endpoint, self.channel, self.tag, self.ranks
         step = self._pending
         while True:
@@ -258,25 +277,30 @@ class Collective:
         self._claim.acquire()
         self._callers += 1
         try:
+            self._number(self)
             await self._drive_awaited(watch)
         except Exception as error:
+            if raised_by_the_program(error):
+                self._interrupted()
+                raise
             self._end(error)
         except GeneratorExit:
-            abandoned.run(functools.partial(self._release, interrupted=True))
+            abandoned.run(self._interrupted)
             raise
         except BaseException:
-            self._release(interrupted=True)
+            self._interrupted()
             raise
         finally:
             self._callers -= 1
-        self._release(interrupted=False)
+        self._claim.release()
 
-    def _release(self, *, interrupted: bool) -> None:
-        """Let others drive; if this one was interrupted the background thread does."""
-        if interrupted and not self.done and inspect.getgeneratorstate(self.steps) == inspect.GEN_CLOSED:
+    def _interrupted(self) -> None:
+        """Let the background thread drive in place of this one, which has the claim, if it has begun."""
+        begun = self.tag >= 0
+        if begun and not self.done and inspect.getgeneratorstate(self.steps) == inspect.GEN_CLOSED:
             self._abort()
         self._claim.release()
-        if interrupted and not self.done:
+        if begun and not self.done:
             background.take_on(self.endpoint, self)
 
     def _abort(self) -> None:

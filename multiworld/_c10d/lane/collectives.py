@@ -13,7 +13,6 @@ from multiworld._c10d.lane import calls, comparing, records
 from multiworld._c10d.lane.collective_work import CollectiveWork
 from multiworld._c10d.lane.group import LIMITS, WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.waiter_pool import pool
-from multiworld._net.lane.background import background
 from multiworld._net.lane.waiting import LateError
 
 if TYPE_CHECKING:
@@ -129,8 +128,6 @@ class GenerationCollectives:
         """Begin a collective that the caller waits for later."""
         collective.failed = self._failed
         collective.begin()
-        if not collective.done:
-            background.take_on(collective.endpoint, collective)
         return CollectiveWork(self, collective)
 
     def conclude(self, collective: Collective, timeout: float = 0.0) -> None:

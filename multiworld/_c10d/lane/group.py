@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld._core.lane.schedules import Steps
     from multiworld._core.operations.log import Entry, OperationLog
     from multiworld._net.lane.endpoint import Endpoint
 
@@ -111,7 +110,7 @@ class GroupCollectives:
         self._crowd = self.size > limits.members
         self._most = limits.whole if self._crowd else limits.across if not near else 1 << 62
         self._used = carried and self.size > 1 and (crowds or not self._crowd)
-        self._tags = itertools.count()
+        self._tags = map(0x7FFF_FFFF.__and__, itertools.count())
         self._log = log
         self._logged = log.group(number, self._ranks)
 
@@ -128,7 +127,7 @@ class GroupCollectives:
             steps = schedules.all_reduce_whole(new, flat, deep=self._deep)
         else:
             steps = schedules.all_reduce_cut(new, buffers.pieces_of_parts(flat, self.size), flat.nbytes)
-        return self._numbered(new, steps)
+        return new.of(steps)
 
     def reduce(self, tensor: Tensor, root: int, op: Any = None) -> Collective | None:
         """As ``dist.reduce``; `root` is a rank of the group."""
@@ -137,7 +136,7 @@ class GroupCollectives:
             return None
         new = self._new("reduce", [tensor], kernel, size=tensor.nbytes, root=root)
         flat = buffers.in_place(new, tensor) if self.rank == root else buffers.to_send(tensor).view(-1)
-        return self._numbered(new, schedules.reduce(new, buffers.pieces(flat), root, flat.nbytes))
+        return new.of(schedules.reduce(new, buffers.pieces(flat), root, flat.nbytes))
 
     def reduce_scatter(
         self, output: Tensor, parts: Sequence[Tensor], op: Any = None, name: str = "reduce_scatter"
@@ -157,7 +156,7 @@ class GroupCollectives:
         buffers.copy(room, given[self.rank])
         pieces = [buffers.pieces(part.view(-1)) for part in given]
         steps = schedules.reduce_scatter(new, pieces, buffers.pieces(room.view(-1)), room.nbytes)
-        return self._numbered(new, steps)
+        return new.of(steps)
 
     def reduce_scatter_tensor(self, output: Tensor, given: Tensor, op: Any = None) -> Collective | None:
         """As ``dist.reduce_scatter_tensor``."""
@@ -175,7 +174,7 @@ class GroupCollectives:
         new = self._new("broadcast", [tensor], size=tensor.nbytes, root=root)
         buffer = buffers.to_send(tensor) if self.rank == root else buffers.to_receive(new, tensor)
         small = self._deep and tensor.nbytes <= self._limits.whole
-        return self._numbered(new, schedules.broadcast(new, buffer, root, deep=small))
+        return new.of(schedules.broadcast(new, buffer, root, deep=small))
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Collective | None:
         """As ``dist.all_gather``."""
@@ -197,7 +196,7 @@ class GroupCollectives:
         others = [room for rank, room in enumerate(rooms) if rank != self.rank]
         given = buffers.to_send(tensor, apart_from=others)
         buffers.copy(rooms[self.rank], given)
-        return self._numbered(new, schedules.all_gather(new, given, rooms))
+        return new.of(schedules.all_gather(new, given, rooms))
 
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int) -> Collective | None:
         """As ``dist.gather``; `outputs` is None, or empty, where this is not the root."""
@@ -210,7 +209,7 @@ class GroupCollectives:
         rooms = [buffers.to_receive(new, each) for each in outputs]
         if self.rank == root:
             buffers.copy(rooms[root], tensor)
-        return self._numbered(new, schedules.gather(new, buffers.to_send(tensor), rooms, root))
+        return new.of(schedules.gather(new, buffers.to_send(tensor), rooms, root))
 
     def scatter(self, tensor: Tensor, given: Sequence[Tensor] | None, root: int) -> Collective | None:
         """As ``dist.scatter``; `given` is None, or empty, where this is not the root."""
@@ -227,7 +226,7 @@ class GroupCollectives:
             steps = schedules.scatter(new, tensor, sent, root)
         else:
             steps = schedules.scatter(new, buffers.to_receive(new, tensor), (), root)
-        return self._numbered(new, steps)
+        return new.of(steps)
 
     def all_to_all(
         self, outputs: Sequence[Tensor], given: Sequence[Tensor], name: str = "all_to_all"
@@ -246,7 +245,7 @@ class GroupCollectives:
         rooms = [buffers.to_receive(new, each) for each in outputs]
         sent = [buffers.to_send(each) for each in given]
         buffers.copy(rooms[own].view(-1), sent[own].view(-1))
-        return self._numbered(new, schedules.all_to_all(new, sent, rooms))
+        return new.of(schedules.all_to_all(new, sent, rooms))
 
     def all_to_all_single(
         self,
@@ -275,13 +274,13 @@ class GroupCollectives:
     def wait_for_all(self, name: str) -> Collective:
         """A barrier that is told by that name; whatever the limits are."""
         new = self._new(name, [])
-        return self._numbered(new, schedules.barrier(new, _nothing, deep=self._deep))
+        return new.of(schedules.barrier(new, _nothing, deep=self._deep))
 
     def exchange(self, record: Tensor) -> Collective:
         """Collect everyone's `record`, of one size, in ``outputs``; whatever the limits are."""
         outputs = [record if rank == self.rank else torch.empty_like(record) for rank in range(self.size)]
         new = self._new("the comparison of calls (M8D_CHECK)", outputs)
-        return self._numbered(new, schedules.all_gather(new, record, outputs))
+        return new.of(schedules.all_gather(new, record, outputs))
 
     # -- what all have in common -----------------------------------------------------------------------------
 
@@ -294,7 +293,7 @@ class GroupCollectives:
         size: int = 0,
         root: int | None = None,
     ) -> Collective:
-        """Make a collective, which `_numbered` makes the next one of the group.
+        """Make a collective, which is the next one of the group once it has begun.
 
         Args:
             name: of it.
@@ -307,20 +306,17 @@ class GroupCollectives:
         entry: Entry = [self._logged, name, 0, size, peer, None, time.monotonic(), _gone]
         return Collective(
             name, self._endpoint, self._channel, self._ranks, self.rank, self._timeout, outputs, kernel,
-            _scratch, entry,
+            _scratch, entry, self._number,
         )  # fmt: skip
 
-    def _numbered(self, new: Collective, steps: Steps[Tensor]) -> Collective:
-        """Give a collective its place in the order that all members share; nothing can refuse it any more.
-
-        One whose tensors were refused here has none: the member calls again, with others.
-        """
-        new.steps = steps
-        new.tag = next(self._tags) & 0x7FFF_FFFF
+    def _number(self, new: Collective) -> None:
+        """Give a collective its place in the order that all members share; nothing can refuse it any more."""
         entry = new.entry
-        entry[NUMBER], entry[ENDED] = self._logged.following(), weakref.ref(new)  # it may never begin
+        entry[ENDED] = weakref.ref(new)  # its thread may end without it
+        for new.tag in self._tags:  # not `next`: see `Collective`
+            break
+        entry[NUMBER] = self._logged.following()
         self._log.append(entry)
-        return new
 
     def _takes(self, *given: Tensor) -> bool:
         if not self._used:

@@ -45,7 +45,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_one_without_memory_has_no_number(groups, name):
-    with pytest.raises(RuntimeError, match="without memory|storage of size 0"):
+    with pytest.raises(RuntimeError, match=r"without memory|storage of size 0"):
         REFUSED[name](groups[1])
     sent, got = torch.full((4,), 7.0), torch.zeros(4)
     sending = threading.Thread(target=groups[0].broadcast(sent, 0).wait)

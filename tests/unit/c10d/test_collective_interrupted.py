@@ -1,0 +1,131 @@
+"""A collective that a signal's handler ends, wherever it stands: it goes on, was not called, or ends the world."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from kits import collectivekit
+from kits.collectivekit import PATIENCE
+
+from multiworld._c10d.lane import collective, reducing
+from multiworld._c10d.lane.group import GroupCollectives, Limits
+from multiworld._core.lane import schedules
+from multiworld._net.lane.background import background
+
+FILES = {collective.__file__, schedules.__file__}
+NUMBERS = GroupCollectives._number.__code__
+
+
+class Interrupted(BaseException):
+    """What the handler raises."""
+
+
+class Signal(int):
+    # Read as an attribute: this thread hears of a signal only after it has left the tracing function.
+    sent = property(_thread.interrupt_main)
+
+
+class At:
+    """Have a signal come in this thread before instruction number `at` of those that begin and drive collectives."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def __enter__(self):
+        self._before, self._handler = sys.gettrace(), signal.signal(signal.SIGINT, self._handle)
+        self._signal = Signal(signal.SIGINT)
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_):
+        sys.settrace(self._before)
+        signal.signal(signal.SIGINT, self._handler)
+
+    def _trace(self, frame, event, _):
+        if frame.f_code.co_filename not in FILES and frame.f_code is not NUMBERS:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)  # the next call of this function would be the first to hear of it
+                self._signal.sent  # noqa: B018  (see there)
+        return self._trace
+
+    def _handle(self, *_):
+        raise Interrupted
+
+
+def over(begun):
+    deadline = time.monotonic() + PATIENCE
+    while not begun.done:
+        assert time.monotonic() < deadline, "it waits for ever"
+        time.sleep(0.001)
+
+
+CALLS = {
+    "all_gather": lambda of, outs: of.all_gather(outs, torch.full((2,), of.rank + 1.0)),
+    "all_reduce in pieces": lambda of, outs: of.all_reduce(outs[0]),
+    "barrier": lambda of, outs: of.barrier(),
+}
+EXPECTED = {"all_gather": [1.0, 2.0], "all_reduce in pieces": [2.0, 0.0], "barrier": [0.0, 0.0]}
+
+
+def rooms(name):
+    if name == "all_reduce in pieces":
+        return [torch.ones(10), torch.zeros(1)]
+    return [torch.zeros(2), torch.zeros(2)]
+
+
+def posted(made):
+    made.begin()
+    return made
+
+
+def interrupted_at(at, name, way):
+    """Return whether there was an instruction with this number."""
+    with collectivekit.pair(limits=Limits(whole=0)) as (mine, others):
+        outs, theirs, made = rooms(name), rooms(name), []
+        other = threading.Thread(target=lambda: CALLS[name](others, theirs).wait(), daemon=True)
+        other.start()
+        signalled = At(at)
+        try:
+            with signalled:
+                made.append(CALLS[name](mine, outs))
+                way(made[0])
+        except Interrupted:
+            if not made or made[0].tag < 0:  # as if it had not been called
+                outs = rooms(name)
+                made[:] = [CALLS[name](mine, outs)]
+                made[0].wait()
+        over(made[0])
+        if made[0].error is not None:
+            assert "was interrupted" in str(made[0].error)
+            return signalled.left <= 0
+        other.join(PATIENCE)
+        for _ in range(2):  # and those that follow have their own values
+            values = torch.zeros(3), torch.full((3,), 5.0)
+            sending = threading.Thread(target=others.broadcast(values[1], 1).wait, daemon=True)
+            sending.start()
+            mine.broadcast(values[0], 1).wait()
+            sending.join(PATIENCE)
+            assert torch.equal(*values)
+        for each in (outs, theirs):
+            assert [float(out.min()) for out in each] == EXPECTED[name] == [float(out.max()) for out in each]
+        return signalled.left <= 0
+
+
+@pytest.mark.parametrize("way", [posted])
+@pytest.mark.parametrize("name", list(CALLS))
+def test_a_signal_at_each_instruction(monkeypatch, name, way):
+    monkeypatch.setattr(reducing, "PIECE", 8)  # two elements: each member has three pieces
+    at = 1
+    while interrupted_at(at, name, way):
+        at += 1
+    assert at > 50
+    background.dismiss()
