@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -238,11 +239,11 @@ class Collective:
     def _drive(self, deadline: float, seconds: float) -> None:
         if self.tag < 0:
             self._number(self)
-        endpoint, channel, tag, ranks = self.endpoint, self.channel, self.tag, self.ranks
-        step = self._pending
+        endpoint, channel, tag, ranks, steps = self.endpoint, self.channel, self.tag, self.ranks, self.steps
+        # `_pending` is where another goes on if this thread is interrupted.
         while True:
+            step = self._pending
             if step is not None:
-                self._pending = step  # where another goes on if this thread is interrupted
                 view = None
                 try:
                     if type(step) is Want:
@@ -250,6 +251,7 @@ class Collective:
                         view = _bytes(buffer)
                         endpoint.taken = 0  # an id is another's once its object is gone
                         endpoint.receive(ranks[step.peer], channel, tag, view, deadline, buffer)
+                        self._pending = None
                     else:
                         operation = cast("Send | Receive", step)
                         if not operation.done:
@@ -264,8 +266,9 @@ class Collective:
                     if view is not None and endpoint.taken == id(view):
                         self._pending = None  # its message has come: the next step is due
                     raise
-            step = next(self.steps, None)
-            if step is None:
+            for self._pending in steps:
+                break
+            else:
                 break
         self._end(None)
 
@@ -326,16 +329,16 @@ class Collective:
             self._claim.release()
 
     async def _drive_awaited(self, watch: Watch) -> None:
-        step, at_once = self._pending, 0
+        post, steps, at_once = self.endpoint.post_receive, self.steps, 0
         while True:
+            step = self._pending
             if step is not None:
                 if type(step) is Want:
                     buffer = step.buffer
-                    view = _bytes(buffer)
-                    step = self.endpoint.post_receive(
-                        self.ranks[step.peer], self.channel, self.tag, view, buffer
-                    )
-                operation = self._pending = cast("Send | Receive", step)
+                    given = self.ranks[step.peer], self.channel, self.tag, _bytes(buffer), buffer
+                    for self._pending in itertools.starmap(post, (given,)):
+                        break
+                operation = cast("Send | Receive", self._pending)
                 left = max(0.0, self._deadline - time.monotonic())
                 if not operation.done and not await watch.until_over(
                     operation, left, everywhere=not all(each.done for each in self._sends)
@@ -348,8 +351,9 @@ class Collective:
                     raise self._mismatch(operation.error)
                 if operation.error is not None:
                     raise as_new(operation.error)
-            step = next(self.steps, None)
-            if step is None:
+            for self._pending in steps:
+                break
+            else:
                 break
         self._end(None)
 
@@ -365,15 +369,16 @@ class Collective:
             error = raised
         if error is None:
             went_well(self.entry)
+        else:
+            self.error = as_new(error)  # its frames would keep the caller's group, and that its sockets
+        self.done = True
+        if error is None:
             for memory in self._memory:  # else a message may still be written into it
                 self._scratch.give_back(memory)
         self._memory.clear()
         self.steps, self._pending = _none(), None
         self._last.clear()
         self._sends.clear()
-        if error is not None:
-            self.error = as_new(error)  # its frames would keep the caller's group, and that its sockets
-        self.done = True
 
     def _mismatch(self, error: SizesDifferError) -> ConnectionAbortedError:
         return ConnectionAbortedError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
+import dis
 import signal
 import sys
 import threading
@@ -16,9 +18,15 @@ from kits.collectivekit import PATIENCE
 from multiworld._c10d.lane import collective, reducing
 from multiworld._c10d.lane.group import GroupCollectives, Limits
 from multiworld._core.lane import schedules
+from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import background
 
 FILES = {collective.__file__, schedules.__file__}
+# Of `await`, where the frame that is awaited hears of the signal.
+AWAITS = {
+    dis.opmap.get(name)
+    for name in ("SEND", "YIELD_FROM", "YIELD_VALUE", "RESUME", "JUMP_BACKWARD_NO_INTERRUPT")
+}
 NUMBERS = GroupCollectives._number.__code__
 
 
@@ -50,15 +58,18 @@ class At:
         if frame.f_code.co_filename not in FILES and frame.f_code is not NUMBERS:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] not in AWAITS:
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)  # the next call of this function would be the first to hear of it
                 self._signal.sent  # noqa: B018  (see there)
         return self._trace
 
-    def _handle(self, *_):
-        raise Interrupted
+    def _handle(self, _, frame):
+        while frame is not None:
+            if frame.f_code.co_filename in FILES:
+                raise Interrupted
+            frame = frame.f_back  # else it is over, and an event loop would be interrupted
 
 
 def over(begun):
@@ -84,7 +95,27 @@ def rooms(name):
 
 def posted(made):
     made.begin()
-    return made
+
+
+def waited(made):
+    made.wait()
+
+
+def posted_and_waited(made):
+    made.begin()
+    made.wait()
+
+
+def awaited(made):
+    async def main():
+        await made.awaited(Watch(made.endpoint, asyncio.get_running_loop()))
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        sys.settrace(None)
+        loop.close()
 
 
 def interrupted_at(at, name, way):
@@ -120,12 +151,12 @@ def interrupted_at(at, name, way):
         return signalled.left <= 0
 
 
-@pytest.mark.parametrize("way", [posted])
+@pytest.mark.parametrize("way", [posted, waited, posted_and_waited, awaited])
 @pytest.mark.parametrize("name", list(CALLS))
 def test_a_signal_at_each_instruction(monkeypatch, name, way):
     monkeypatch.setattr(reducing, "PIECE", 8)  # two elements: each member has three pieces
     at = 1
     while interrupted_at(at, name, way):
-        at += 1
+        at += 7 if "pieces" in name else 1  # it has thousands
     assert at > 50
     background.dismiss()
