@@ -30,6 +30,7 @@ from multiworld._net.lane import abandoned
 from multiworld._net.lane.background import background
 from multiworld._net.lane.waiting import LateError, seconds_until
 from multiworld._net.lane.wakes import NoDescriptorError
+from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +58,13 @@ def _bytes(buffer: Tensor) -> memoryview:
 
 def _none() -> Steps[Tensor]:
     yield from ()
+
+
+def _failed(name: str, error: Exception) -> ConnectionAbortedError:
+    """Return what breaks the world, for an error of this member alone."""
+    found = ConnectionAbortedError(f"{name} failed with {type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
 
 
 class Collective:
@@ -370,6 +378,9 @@ class Collective:
         if error is None:
             went_well(self.entry)
         else:
+            if self.tag >= 0 and not isinstance(error, OSError | MultiworldError):
+                # The others have this one: called again, it would be the next one here.
+                error = _failed(self.name, error)
             self.error = as_new(error)  # its frames would keep the caller's group, and that its sockets
         self.done = True
         if error is None:

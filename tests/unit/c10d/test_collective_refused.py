@@ -9,6 +9,8 @@ import torch
 from kits import collectivekit
 from kits.collectivekit import PATIENCE
 
+from multiworld._c10d.fault_classification import classify
+
 
 @pytest.fixture
 def groups():
@@ -59,3 +61,24 @@ def test_one_without_bytes_needs_no_memory(groups):
     nothing = torch.zeros(4)[4:]
     assert groups[0].broadcast(nothing, 0) is not None
     assert groups[0].broadcast(torch.empty(0), 0) is not None
+
+
+def fails():
+    bool(torch.zeros(2))
+
+
+@pytest.mark.parametrize("place", ["at once", "at its end"])
+def test_one_that_fails_in_one_member_breaks_the_world(groups, monkeypatch, place):
+    """It has its number in the others: called again, it would be the next one."""
+    other = threading.Thread(target=lambda: groups[0].all_reduce(ones()).wait())
+    other.start()
+    failing = groups[1].all_reduce(ones())
+    if place == "at once":
+        monkeypatch.setattr(failing._scratch, "take", bool)  # not a function of the test: the program's own
+    else:
+        failing.finally_(fails)
+    failing.wait()
+    assert classify(failing.error).detail.startswith("all_reduce failed with RuntimeError: Boolean value of")
+    assert type(failing.error.__cause__) is RuntimeError
+    groups[0]._endpoint.fail(ConnectionError("the world is over"))
+    other.join(PATIENCE)
