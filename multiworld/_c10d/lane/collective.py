@@ -85,6 +85,7 @@ class Collective:
         steps: its schedule; set once.
         tag: of its messages; -1 before it begins.
         entry: as given.
+        first: called before it has its `tag`: changes this member's tensors.
         done: whether it is over.
         error: why it failed; None if it did not.
         recorded: called once when it is over: ends the profiler's record.
@@ -94,8 +95,8 @@ class Collective:
     __slots__ = (
         "__weakref__", "_callers", "_claim", "_deadline", "_kernel", "_last", "_memory", "_number",
         "_pending", "_scratch", "_sends",
-        "channel", "done", "endpoint", "entry", "error", "failed", "name", "outputs", "rank", "ranks",
-        "recorded", "size", "steps", "tag", "timeout",
+        "channel", "done", "endpoint", "entry", "error", "failed", "first", "name", "outputs", "rank",
+        "ranks", "recorded", "size", "steps", "tag", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -124,6 +125,7 @@ class Collective:
         self.steps: Steps[Tensor] = _none()
         self._last: list[Callable[[], None]] = []
         self.failed: Callable[[Exception], None] | None = None
+        self.first: Callable[[], None] | None = None
         self.done = False
         self._callers = 0  # threads and tasks that wait for it
         self.error: Exception | None = None
@@ -387,7 +389,7 @@ class Collective:
             for memory in self._memory:  # else a message may still be written into it
                 self._scratch.give_back(memory)
         self._memory.clear()
-        self.steps, self._pending = _none(), None
+        self.steps, self._pending, self.first = _none(), None, None
         self._last.clear()
         self._sends.clear()
 

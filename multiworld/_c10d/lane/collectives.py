@@ -100,12 +100,13 @@ class GenerationCollectives:
         of = self._known.get(group) or self._of(group)
         if of is None:
             return None
-        if self.checks:
-            self._compare(of, comparing.described(name, args, kwargs))
         collective = calls.of(of, name, args, kwargs)
         if collective is None and (inside := calls.awaited(args)) is not None:
             args = inside
             collective = calls.of(of, name, args, kwargs)
+        if self.checks:  # after what may refuse the call: the comparison has a number
+            self._compare(of, comparing.described(name, args, kwargs))
+            collective = calls.of(of, name, args, kwargs)  # anew: its time begins now
         if collective is None:
             return None
         if not records.profiled():

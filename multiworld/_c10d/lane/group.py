@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -153,7 +154,7 @@ class GroupCollectives:
         given = [buffers.to_send(part) for part in parts]
         others = [part for rank, part in enumerate(given) if rank != self.rank]
         room = buffers.to_receive(new, output, apart_from=others)
-        buffers.copy(room, given[self.rank])
+        new.first = partial(buffers.copy, room, given[self.rank])
         pieces = [buffers.pieces(part.view(-1)) for part in given]
         steps = schedules.reduce_scatter(new, pieces, buffers.pieces(room.view(-1)), room.nbytes)
         return new.of(steps)
@@ -195,7 +196,7 @@ class GroupCollectives:
     def _gathered(self, new: Collective, rooms: Sequence[Tensor], tensor: Tensor) -> Collective:
         others = [room for rank, room in enumerate(rooms) if rank != self.rank]
         given = buffers.to_send(tensor, apart_from=others)
-        buffers.copy(rooms[self.rank], given)
+        new.first = partial(buffers.copy, rooms[self.rank], given)
         return new.of(schedules.all_gather(new, given, rooms))
 
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int) -> Collective | None:
@@ -208,7 +209,7 @@ class GroupCollectives:
         new = self._new("gather", [list(outputs)] if outputs else [], size=tensor.nbytes, root=root)
         rooms = [buffers.to_receive(new, each) for each in outputs]
         if self.rank == root:
-            buffers.copy(rooms[root], tensor)
+            new.first = partial(buffers.copy, rooms[root], tensor)
         return new.of(schedules.gather(new, buffers.to_send(tensor), rooms, root))
 
     def scatter(self, tensor: Tensor, given: Sequence[Tensor] | None, root: int) -> Collective | None:
@@ -244,7 +245,7 @@ class GroupCollectives:
         new = self._new(name, list(outputs))
         rooms = [buffers.to_receive(new, each) for each in outputs]
         sent = [buffers.to_send(each) for each in given]
-        buffers.copy(rooms[own].view(-1), sent[own].view(-1))
+        new.first = partial(buffers.copy, rooms[own].view(-1), sent[own].view(-1))
         return new.of(schedules.all_to_all(new, sent, rooms))
 
     def all_to_all_single(
@@ -311,6 +312,8 @@ class GroupCollectives:
 
     def _number(self, new: Collective) -> None:
         """Give a collective its place in the order that all members share; nothing can refuse it any more."""
+        if new.first is not None:
+            new.first()
         entry = new.entry
         entry[ENDED] = weakref.ref(new)  # its thread may end without it
         for new.tag in self._tags:  # not `next`: see `Collective`

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 from kits import collectivekit
 from kits.collectivekit import PATIENCE
 
 from multiworld._c10d.fault_classification import classify
+from multiworld._c10d.lane.collectives import GenerationCollectives
+from multiworld.errors import CollectiveMismatchError
 
 
 @pytest.fixture
@@ -82,3 +87,52 @@ def test_one_that_fails_in_one_member_breaks_the_world(groups, monkeypatch, plac
     assert type(failing.error.__cause__) is RuntimeError
     groups[0]._endpoint.fail(ConnectionError("the world is over"))
     other.join(PATIENCE)
+
+
+class Group:
+    """A process group."""
+
+
+def checking(of):
+    """The collectives of a generation whose members compare their calls, and its group."""
+    nowhere = types.SimpleNamespace(endpoint=of._endpoint, timeout=PATIENCE, log=of._log, world="w")
+    made = GenerationCollectives(
+        nowhere, types.SimpleNamespace(coalescing=()), None,
+        rank=of.rank, size=2, carried=True, crowds=True, near=True, checks=True, secure=False,
+    )  # fmt: skip
+    group = Group()
+    made._known[group] = made.default
+    return made, group
+
+
+def test_one_that_is_refused_is_not_compared(groups):
+    """M8D_CHECK=1: the comparison would have its number, and the next one be compared with the call's own bytes."""
+    results, options = [torch.zeros(32), torch.zeros(32)], dist.BroadcastOptions()
+    results[0] += 7
+
+    def member(rank):
+        made, group = checking(groups[rank])
+        if rank:
+            with pytest.raises(RuntimeError, match="have to lie apart"):
+                made.posted("broadcast", group, ([torch.zeros(1).expand(32)], options), {})
+        made.posted("broadcast", group, ([results[rank]], options), {}).wait()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(member, range(2)))
+    assert torch.equal(*results)
+
+
+def test_one_that_differs_from_the_others_changes_no_tensor(groups):
+    rooms = [torch.zeros(2) for _ in range(2)]
+
+    def member(rank):
+        made, group = checking(groups[rank])
+        with pytest.raises(CollectiveMismatchError):
+            if rank:
+                made.posted("barrier", group, (), {})
+            else:
+                made.posted("allgather", group, ([rooms], [torch.ones(2)]), {})
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(member, range(2)))
+    assert not any(map(torch.any, rooms))
