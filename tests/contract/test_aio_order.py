@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import itertools
+import os
 
 import pytest
 import torch
@@ -203,6 +205,32 @@ def during_objects(me, size, way):
 @pytest.mark.parametrize("way", ["blocking", "work", "bare", "objects"])
 def test_a_call_that_blocks_comes_after_the_objects_called_before_it(cast, way):
     runs(cast, during_objects, 2, way=way)
+
+
+def during_objects_of_gloo(me, size, way):
+    os.environ["M8D_LANE"] = "p2p"
+    with world(me, size) as w:
+        found, tensor = [None] * size, number(100 + me.rank)
+
+        async def main():
+            task = asyncio.create_task(w.aio.all_gather_object(found, SLOW if me.rank == 0 else me.rank))
+            await asyncio.sleep(0)
+            assert not task.done()
+            if way == "elastic_group":
+                dist.all_reduce(tensor, group=w.elastic_group)
+                assert tensor.item() == 201
+            else:
+                with w:
+                    dist.monitored_barrier(timeout=dt.timedelta(seconds=60))
+            await task
+
+        asyncio.run(main())
+        assert found == [SLOW, 1]
+
+
+@pytest.mark.parametrize("way", ["monitored_barrier"])
+def test_what_gloo_carries_comes_after_the_objects_called_before_it(cast, way):
+    runs(cast, during_objects_of_gloo, 2, way=way)
 
 
 def group_first(me, size, way):

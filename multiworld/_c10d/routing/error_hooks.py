@@ -369,13 +369,16 @@ def _monitored(original: Any) -> Any:
     function = getattr(original, "__func__", original)
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = owner_of(group)
+        if owner is not None and owner.taken and group is owner.group:
+            owner.before("monitored_barrier", args)
         try:
             return function(group, *args, **kwargs)
         except Exception as error:
             try:
-                raise_instead(error, ended(error, group) or guessed(error, owner_of(group)))
+                raise_instead(error, ended(error, group) or guessed(error, owner))
             finally:
-                del group, args, kwargs  # as above
+                del group, owner, args, kwargs  # as above
 
     return _dressed(call, original)
 
