@@ -228,7 +228,7 @@ def during_objects_of_gloo(me, size, way):
         assert found == [SLOW, 1]
 
 
-@pytest.mark.parametrize("way", ["monitored_barrier"])
+@pytest.mark.parametrize("way", ["elastic_group", "monitored_barrier"])
 def test_what_gloo_carries_comes_after_the_objects_called_before_it(cast, way):
     runs(cast, during_objects_of_gloo, 2, way=way)
 

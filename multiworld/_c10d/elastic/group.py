@@ -99,8 +99,14 @@ class ElasticGroup(StandIn, _ProcessGroup):  # type: ignore[misc, unused-ignore]
         if name in _called_by_cxx and present.c10d.traffic is None:
             function = PLAIN[name]
             getattr(group, name)  # raises, if it is over
-            return lambda *args, **kwargs: function(group, *args, **kwargs)
+            return lambda *args, **kwargs: _posted(present.c10d, function, group, args, kwargs)
         return getattr(group, name)
+
+
+def _posted(state: WorldState, function: Any, group: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    if state.taken and group is state.group:
+        state.before(function.__name__, args)
+    return function(group, *args, **kwargs)
 
 
 def group_of_block(present: ElasticGeneration) -> Any:
