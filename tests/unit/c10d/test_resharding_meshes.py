@@ -33,6 +33,9 @@ class World:
         self.theirs = theirs
         self.given = []
 
+    def _after_awaited(self):
+        pass
+
     def _pinned(self):
         return self
 
