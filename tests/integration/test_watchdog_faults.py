@@ -109,7 +109,11 @@ def test_a_failed_operation_is_failed_unless_somebody_crashed(family):
     assert found["at"] - asked >= 0.4, "it did not wait for a better reason"
     for child in children:
         verdict = child.wait("verdict")
-        assert (verdict["world"], verdict["cause"], verdict["detail"]) == ("w", "failed", "at rank 0: the wire is cut")
+        assert (verdict["world"], verdict["cause"], verdict["detail"]) == (
+            "w",
+            "failed",
+            "at rank 0: the wire is cut",
+        )
     children[2].send_signal(signal.SIGKILL)
     children[2].process.wait(PATIENCE)  # its kernel may take longer to end it than a report is held back
     children[0].call("report", world="other", detail="closed by rank 1", ranks=[1])
