@@ -5,8 +5,8 @@ waits for its work, or by the process's background thread; one at a time. Where 
 interrupted or cancelled, the background thread goes on: the other members are in it, too.
 
 It has its place in the order that all members share from its beginning on; one that is interrupted, or
-refused, before that was not called. Python hears of signals between its calls and after them. So what must
-not be lost is taken by `for`, which stores what it was given before it hears of any.
+refused, before that was not called. Python looks for signals after each call. So what must not be lost is
+taken by `for`, which stores what it is given before Python looks.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class GroupCollectives:
         self._crowd = self.size > limits.members
         self._most = limits.whole if self._crowd else limits.across if not near else 1 << 62
         self._used = carried and self.size > 1 and (crowds or not self._crowd)
-        self._tags = map(0x7FFF_FFFF.__and__, itertools.count())
+        self._tags = itertools.count()
         self._log = log
         self._logged = log.group(number, self._ranks)
 
@@ -318,6 +318,7 @@ class GroupCollectives:
         entry[ENDED] = weakref.ref(new)  # its thread may end without it
         for new.tag in self._tags:  # not `next`: see `Collective`
             break
+        new.tag &= 0x7FFF_FFFF
         entry[NUMBER] = self._logged.following()
         self._log.append(entry)
 
