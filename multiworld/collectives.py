@@ -47,9 +47,9 @@ class Collectives:
 
         A small message may not have been received by then; `World.close` waits for that.
         """
-        if self._taken:
-            self._wait_turn(message(SEND, dst, tag, tensor))
         gen = self._gen
+        if self._taken:
+            self._wait_turn(gen, message(SEND, dst, tag, tensor))
         try:
             if gen.lane is not None and gen.lane.takes(tensor):
                 gen.lane.send(tensor, peer(gen, dst), tag)
@@ -64,9 +64,9 @@ class Collectives:
         Raises:
             SizeMismatchError: the message has another size; the world goes on.
         """
-        if self._taken:
-            self._wait_turn(message(RECEIVE, src, tag, tensor))
         gen = self._gen
+        if self._taken:
+            self._wait_turn(gen, message(RECEIVE, src, tag, tensor))
         try:
             if gen.lane is not None and gen.lane.takes(tensor):
                 return gen.lane.receive(tensor, None if src is None else peer(gen, src), tag)
@@ -82,9 +82,9 @@ class Collectives:
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> WorldWork:
         """Start a send; the returned work's ``wait`` blocks until `tensor` may be reused."""
-        if self._taken:
-            self._wait_turn(message(SEND, dst, tag, tensor))
         gen = self._gen
+        if self._taken:
+            self._wait_turn(gen, message(SEND, dst, tag, tensor))
         try:
             if gen.lane is not None and gen.lane.takes(tensor):
                 return WorldWork(gen.lane.post_send(tensor, peer(gen, dst), tag), gen, once=True)
@@ -94,9 +94,9 @@ class Collectives:
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> WorldWork:
         """Start a receive; `tensor` holds the message once the returned work's ``wait`` has returned."""
-        if self._taken:
-            self._wait_turn(message(RECEIVE, src, tag, tensor))
         gen = self._gen
+        if self._taken:
+            self._wait_turn(gen, message(RECEIVE, src, tag, tensor))
         try:
             if gen.lane is not None and gen.lane.takes(tensor):
                 source = None if src is None else peer(gen, src)
@@ -110,9 +110,10 @@ class Collectives:
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[WorldWork]:
         """Start the sends and receives of `p2p_op_list` (``dist.P2POp`` made inside ``with world:``)."""
+        gen = self._gen
         if self._taken:
-            self._wait_turn(batch(p2p_op_list))
-        gen, works = self._gen, inside(self._gen, "batch_isend_irecv", p2p_op_list)
+            self._wait_turn(gen, batch(p2p_op_list))
+        works = inside(gen, "batch_isend_irecv", p2p_op_list)
         return [WorldWork(work, gen, once=all(op.tensor.is_cpu for op in p2p_op_list)) for work in works]
 
     # -- one to all, all to one ------------------------------------------------------------------------------
@@ -195,21 +196,24 @@ class Collectives:
     def _after_awaited(self) -> None:
         """Wait until collectives may be posted: no operation of several steps goes on."""
         if self._taken:
-            self._wait_turn(COLLECTIVE)
+            self._wait_turn(self._gen, COLLECTIVE)
 
-    def _wait_turn(self, ways: Sequence[Way]) -> None:
+    def _wait_turn(self, gen: Generation, ways: Sequence[Way]) -> None:
         """Wait until no operation of several steps goes on that one on `ways` would come in between of.
 
+        Args:
+            gen: in which it was called: it is none of the next one's.
+            ways: of the operation.
+
         Raises:
-            RuntimeError: it would wait for the event loop that this thread runs.
+            RuntimeError: it would wait for something that this thread keeps from going on.
         """
-        gen = self._gen
         self._turns.wait(ways, lambda: gen.state is State.ACTIVE)
 
     def _do(self, name: str, async_op: bool, *args: Any) -> WorldWork | None:
-        if self._taken:
-            self._wait_turn(COLLECTIVE)
         row, gen, work = TABLE[name], self._gen, None
+        if self._taken:
+            self._wait_turn(gen, COLLECTIVE)
         lane = gen.collectives
         if lane is not None:
             try:

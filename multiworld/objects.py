@@ -77,9 +77,10 @@ class ObjectCollectives(Collectives):
         here, device = self._pinned(), device or self.device
         coming, sender = ComingList(object_list, device), 0
 
-        def sizes() -> None:
+        def sizes() -> bool:
             nonlocal sender
             sender = here.recv(coming.sizes, src)
+            return True
 
         self._in_turn(message(RECEIVE, src, 0, device), lambda: here.recv(coming.room(), sender), first=sizes)
         coming.fill(sender, weights_only=weights_only)
@@ -180,7 +181,7 @@ class ObjectCollectives(Collectives):
         return OneGeneration(self, self._gen)
 
     def _in_turn(
-        self, ways: Sequence[Way], steps: Callable[[], _T], *, first: Callable[[], object] | None = None
+        self, ways: Sequence[Way], steps: Callable[[], _T], *, first: Callable[[], bool] | None = None
     ) -> _T:
         """Run the steps of an operation on `ways` in its turn; see `uninterrupted.run`."""
         gen = self._gen
@@ -216,7 +217,7 @@ class OneGeneration(ObjectCollectives):
         return self._world.device
 
     def _in_turn(
-        self, _ways: Sequence[Way], steps: Callable[[], _T], *, first: Callable[[], object] | None = None
+        self, _ways: Sequence[Way], steps: Callable[[], _T], *, first: Callable[[], bool] | None = None
     ) -> _T:
         """Run the steps: their turn has come, in a thread that no signal's handler interrupts."""
         if first is not None:

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
     "COLLECTIVE",
@@ -71,13 +71,20 @@ def batch(p2p_op_list: Sequence[Any]) -> list[Way]:
     ]
 
 
-def posted(name: str, args: Sequence[Any]) -> tuple[Way, ...]:
+_MESSAGES = {"send": ("dstRank", SEND), "recv": ("srcRank", RECEIVE), "recv_anysource": (None, RECEIVE)}
+"""Methods of ProcessGroup that post messages: their name of the other rank, and the kind of message."""
+
+
+def posted(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Way, ...]:
     """Return the ways of what a method of torch's ProcessGroup posts, by its name and arguments."""
-    if name not in {"send", "recv", "recv_anysource"}:
+    if name not in _MESSAGES:
         return COLLECTIVE
-    tensors, *rest = args
-    peer, tag = (None, *rest) if name == "recv_anysource" else rest
-    return message(SEND if name == "send" else RECEIVE, peer, tag, tensors[0])
+    other, kind = _MESSAGES[name]
+    names = [each for each in ("tensors", other, "tag") if each is not None]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if not {*names} <= {*given} or not given["tensors"]:
+        return ()  # torch refuses it
+    return message(kind, None if other is None else given[other], given["tag"], given["tensors"][0])
 
 
 _here = threading.local()
@@ -111,42 +118,25 @@ class Turns:
     def take(self, ways: Sequence[Way]) -> Turn:
         """Return a turn behind all that meet its ways."""
         turn = Turn(self.taken, ways)
-        self.taken.append(turn)
-        taken = tuple(self.taken)
-        turn.before = [each for each in taken[: taken.index(turn)] if each.meets(ways)]
+        turn.take()
         return turn
 
     def wait(self, ways: Sequence[Way], goes_on: Callable[[], bool]) -> None:
-        """`wait_and_take`, of an operation of one step: its turn is over before it is posted."""
-        if not getattr(_here, "own", False) and self.hold(ways):
-            self.wait_and_take(ways, goes_on).over()
+        """Wait for the turn of an operation of one step, in a call that blocks, as `Turn.wait` does.
 
-    def wait_and_take(self, ways: Sequence[Way], goes_on: Callable[[], bool]) -> Turn:
-        """Take the turn of an operation on `ways`, in a call that blocks, and wait for it or the world's end.
-
-        As for awaited ones no timeout counts yet: those ahead end by theirs.
-
-        Args:
-            ways: of the operation.
-            goes_on: whether the world is active.
-
-        Raises:
-            RuntimeError: one that was called before it needs the event loop of this thread.
+        The turn is over then: what is posted next has its place.
         """
-        turn, come = self.take(ways), threading.Event()
+        if getattr(_here, "own", False) or not self.hold(ways):
+            return
+        turn = Turn(self.taken, ways)
         try:
-            turn.refuse(_running_loop())
-            turn.when_come(come.set)
-            while goes_on() and not come.wait(_LOOK):
-                pass
-        except BaseException:
+            turn.wait(goes_on)
+        finally:
             turn.over()
-            raise
-        return turn
 
 
 class Turn:
-    """One operation's; it lasts from `Turns.take` until `over`.
+    """One operation's; it lasts from `take` until `over`.
 
     Args:
         taken: see `Turns`.
@@ -156,12 +146,14 @@ class Turn:
         before: those that it waits for.
         left: whether it is over.
         loop: the event loop that it needs to go on; None if it needs none.
+        waits_in: the thread, by its identifier, in which a call waits for it or runs it; None if none does.
     """
 
     def __init__(self, taken: list[Turn], ways: Sequence[Way]) -> None:
         self.before: Sequence[Turn] = ()
         self.left = False
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.waits_in: int | None = None
         self._taken = taken
         self._ways = ways
         self._calls: list[Callable[[], None]] = []  # one at most; who takes it out makes it
@@ -170,19 +162,62 @@ class Turn:
         """Whether an operation on `ways` must not begin before this one is over."""
         return any(_meet(mine, other) for mine in self._ways for other in ways)
 
-    def refuse(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Raise RuntimeError if it comes only after one that needs `loop`."""
+    def take(self) -> None:
+        """Stand behind all that were taken before and meet its ways."""
+        self._taken.append(self)
+        taken = tuple(self._taken)
+        self.before = [each for each in taken[: taken.index(self)] if each.meets(self._ways)]
+
+    def wait(self, goes_on: Callable[[], bool]) -> None:
+        """Take it, in a call that blocks, and wait until it has come, or the world is over.
+
+        As for awaited ones no timeout counts yet: those ahead end by theirs. The caller ends it, also where
+        an exception ends this, which a signal's handler may raise anywhere here.
+
+        Args:
+            goes_on: whether the world is active.
+
+        Raises:
+            RuntimeError: it cannot come while this call waits.
+        """
+        self.waits_in = threading.get_ident()
+        self.take()
+        # No Event: an exception of a signal's handler may come out of its `wait` as another one.
+        come = threading.Lock()
+        come.acquire()
+        self.when_come(come.release)
+        while goes_on():
+            self._refuse(_running_loop())
+            if come.acquire(timeout=_LOOK):
+                break
+
+    def _refuse(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Raise RuntimeError if one ahead does not go on while this thread, which runs `loop`, waits."""
         seen, ahead = {self}, [*self.before]
-        while loop is not None and ahead:
+        while ahead:
             each = ahead.pop()
-            if each.loop is loop and not each.left:
+            if each in seen or each.left:
+                continue
+            seen.add(each)
+            ahead += each.before
+            if each.waits_in == self.waits_in:
+                raise RuntimeError(
+                    "a signal's handler called an operation that has to wait for the one that it interrupts. "
+                    "Set a flag in the handler, and call it afterwards"
+                )
+            if each._is_stuck(loop):  # noqa: SLF001  (of this class)
+                which = "that this thread runs" if each.loop is loop else "that does not run now"
                 raise RuntimeError(
                     "this call has to wait for an operation of World.aio that was called before it, and goes "
-                    "on in the event loop of this thread. Await that one first, or await this one as well"
+                    f"on in an event loop {which}. Await that one first, or await this one as well"
                 )
-            if each not in seen:
-                seen.add(each)
-                ahead += each.before
+
+    def _is_stuck(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Whether it needs `loop`, or one that does not run."""
+        own = self.loop
+        if own is None or (own.is_closed() and self._calls):  # it ends when it comes
+            return False
+        return own is loop or not own.is_running()
 
     def when_come(self, call: Callable[[], None]) -> None:
         """Call `call` once, here if the turn has come, else in the thread in which it comes."""
@@ -220,7 +255,8 @@ class Turn:
             return
         self.left = True
         self.before = ()
-        self._taken.remove(self)
+        with contextlib.suppress(ValueError):  # it was not taken yet
+            self._taken.remove(self)
         for each in tuple(self._taken):
             each._look()  # noqa: SLF001  (of this class)
 

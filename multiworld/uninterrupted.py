@@ -8,11 +8,13 @@ after its exception is posted behind it.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import sys
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from multiworld.turns import own_turn
+from multiworld.turns import Turn, own_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _T = TypeVar("_T")
+_LOOK = 0.2
+"""Seconds between two looks for signals: one that the kernel gives to another thread wakes no waiter."""
 
 
 def run(
@@ -29,7 +33,7 @@ def run(
     ways: Sequence[Way],
     goes_on: Callable[[], bool],
     steps: Callable[[], _T],
-    first: Callable[[], object] | None = None,
+    first: Callable[[], bool] | None = None,
 ) -> _T:
     """Run the steps of an operation in its turn, to their end; return or raise what they do.
 
@@ -38,47 +42,107 @@ def run(
         ways: of the operation.
         goes_on: whether the world is active.
         steps: run in another thread if this is the main one, in which alone Python calls signals' handlers.
-        first: a step before them that an exception takes back: nothing is left to be done then.
+        first: a step before them that an exception takes back, and that returns True: the others follow then.
 
     Raises:
-        RuntimeError: an operation that was called before it needs the event loop of this thread.
+        RuntimeError: its turn cannot come while this thread waits.
     """
     if threading.current_thread() is not threading.main_thread():
         turns.wait(ways, goes_on)
         if first is not None:
             first()
         return steps()
-    turn, begun = turns.wait_and_take(ways, goes_on), False
-    context, over = contextvars.copy_context(), threading.Event()
-    results: list[_T] = []
-    errors: list[BaseException] = []
-
-    def run_steps() -> None:
-        nonlocal begun
-        begun = True
-        try:
-            with own_turn():
-                results.append(context.run(steps))
-        except BaseException as error:  # noqa: BLE001  (the caller raises it)
-            errors.append(error)
-        finally:
-            turn.over()
-            over.set()
-
+    job = _Job(Turn(turns.taken, ways), steps)
     try:
+        job.turn.wait(goes_on)
+        job.hand_over()
         if first is not None:
-            first()
+            # Python looks for signals after a call; `for` stores what it is given before that.
+            for job.committed in iter(first, None):
+                break
+        job.begin()
+    except BaseException:
+        job.interrupted()
+        raise
+    found: _T = job.result()
+    return found
+
+
+class _Job:
+    """The steps, on their way to another thread: that thread or the caller has them, and ends their turn.
+
+    Attributes:
+        turn: of the operation.
+        committed: whether something has been done that the steps have to follow.
+    """
+
+    def __init__(self, turn: Turn, steps: Callable[[], Any]) -> None:
+        self.turn, self.committed = turn, False
+        self._claims = [steps]
+        self._begins, self._over = threading.Lock(), threading.Lock()
+        self._begins.acquire()
+        self._over.acquire()
+        self._context, self._stream = contextvars.copy_context(), _stream_of_caller()
+        self._here = False
+        self._results: list[Any] = []
+        self._errors: list[BaseException] = []
+
+    def hand_over(self) -> None:
+        """Give the steps to another thread, which waits for `begin`; to this one if there is no other."""
         from multiworld._c10d.waiter_pool import pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         try:
-            pool.run(run_steps)
+            pool.run(self._run)
         except RuntimeError:  # the process gets no other thread
-            run_steps()
-    except BaseException:
-        if not begun:
-            turn.over()
-        raise
-    over.wait()  # the steps end by their own timeouts
-    if errors:
-        raise errors.pop()
-    return results.pop()
+            self._here = True
+
+    def begin(self) -> None:
+        """Have them run."""
+        self._begins.release()
+        if self._here:
+            self._run_now()
+
+    def interrupted(self) -> None:
+        """Have nothing of them run, unless they have begun or have to; their turn is over then."""
+        if not self.committed:
+            with contextlib.suppress(IndexError):  # the other thread has them
+                self._claims.pop()
+                self.turn.over()
+        with contextlib.suppress(RuntimeError):  # it goes on already
+            self._begins.release()
+
+    def result(self) -> Any:
+        """Wait for their end, which their own timeouts bound; return or raise what they do."""
+        while not self._over.acquire(timeout=_LOOK):
+            pass
+        if self._errors:
+            raise self._errors.pop()
+        return self._results.pop()
+
+    def _run(self) -> None:
+        self._begins.acquire()
+        self._run_now()
+
+    def _run_now(self) -> None:
+        try:
+            steps = self._claims.pop()
+        except IndexError:  # given up
+            return
+        self.turn.waits_in = None
+        try:
+            with own_turn(), self._stream():
+                self._results.append(self._context.run(steps))
+        except BaseException as error:  # noqa: BLE001  (the caller raises it)
+            self._errors.append(error)
+        finally:
+            self.turn.over()
+            self._over.release()
+
+
+def _stream_of_caller() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return what makes CUDA's current device and stream in another thread those of this one."""
+    cuda = sys.modules["torch"].cuda
+    if not cuda.is_initialized():
+        return contextlib.nullcontext
+    stream = cuda.current_stream()
+    return lambda: cuda.stream(stream)

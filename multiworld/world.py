@@ -23,7 +23,7 @@ from multiworld.turns import Turns, posted
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     import torch
     from torch._C._distributed_c10d import ProcessGroup, Store
@@ -92,6 +92,7 @@ class World(Selecting, ObjectCollectives):
         self._torn = False  # whether some of a state has come into this member's own, and not all
         self._turns = Turns()
         self._taken = self._turns.taken
+        self._hold_back()
         self._aio: Aio | None = None
         self._elastic: ElasticGroup | None = None
 
@@ -200,7 +201,6 @@ class World(Selecting, ObjectCollectives):
             with self._watch_lock:
                 if self._aio is None:  # one: its operations take turns
                     self._aio = Aio(self, self._turns)
-                    self._hold_back()
         return self._aio
 
     def __repr__(self) -> str:
@@ -503,17 +503,18 @@ class World(Selecting, ObjectCollectives):
                 self._stop_listening()
         with self._watch_lock:
             self._plan, self._gen = plan, gen
-            if self._aio is not None:
-                self._hold_back()
+            self._hold_back()
 
     def _hold_back(self) -> None:
-        """Let bare calls wait as this world's own do while its awaited operations go on."""
+        """Let bare calls wait as this world's own do while operations of several steps go on."""
         state = self._gen.c10d
         if state is not None:
-            state.taken, state.before = self._taken, self._before
+            state.taken, state.before = self._taken, partial(self._before, self._gen)
 
-    def _before(self, name: str, args: Sequence[object]) -> None:
-        self._wait_turn(posted(name, args))
+    def _before(
+        self, gen: Generation, name: str, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        self._wait_turn(gen, posted(name, args, kwargs))
 
     def _begins(self, steps: tuple[int | None, ...], rank: int, step: int) -> None:
         """A generation begins.

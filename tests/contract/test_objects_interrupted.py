@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from test_world_more import number, runs
 from waykit import world
 
@@ -35,7 +36,7 @@ def until_pending(w, name):
     return look
 
 
-def gathered(me, size):
+def gathered(me, size, bare):
     """Rank 0 is interrupted while it waits for rank 1; the next collective has as many bytes as the objects."""
     with world(me, size) as w:
         found = [None] * size
@@ -50,13 +51,19 @@ def gathered(me, size):
             assert found == [0, 1]
         for turn in range(2):
             parts = [torch.zeros(length, dtype=torch.uint8) for _ in range(size)]
-            w.all_gather(parts, torch.full((length,), 10 * turn + me.rank, dtype=torch.uint8))
+            mine = torch.full((length,), 10 * turn + me.rank, dtype=torch.uint8)
+            if bare:
+                with w:
+                    dist.all_gather(parts, mine)
+            else:
+                w.all_gather(parts, mine)
             assert [part[0].item() for part in parts] == [10 * turn, 10 * turn + 1]
         assert w.state is mw.State.ACTIVE
 
 
-def test_a_collective_of_objects_is_carried_out_for_the_others(cast):
-    one, other = cast.all(gathered, 2)
+@pytest.mark.parametrize("bare", [False, True], ids=["methods", "in a block"])
+def test_a_collective_of_objects_is_carried_out_for_the_others(cast, bare):
+    one, other = cast.all(gathered, 2, bare=bare)
     one.expect("interrupted")
     other.say("go")
     assert [each.finish() for each in (one, other)] == [0, 0]

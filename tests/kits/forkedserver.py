@@ -32,7 +32,7 @@ from typing import Any
 
 _LIMIT = 1 << 18  # bytes of a request
 _LAUNCHERS = {"multiworld.run", "torch.distributed.run"}
-_LOADS = re.compile(r"^\s*(?:import|from) (?:torch|multiworld)\b", re.MULTILINE)
+_LOADS = re.compile(r"^\s*(?:import\b.*\b|from )(?:torch|multiworld)\b", re.MULTILINE)
 _READ_EARLY = ("PYTHON", "LD_", "MKL_", "KMP_", "TORCH_", "NCCL_", "LOGLEVEL", "COV")
 """Beginnings of the variables that are read before a fork could have them."""
 _SET_LATER = (
@@ -188,7 +188,7 @@ def _fork_workers_with(control: socket.socket, before: dict[str, str]) -> None:
             return
         streams = [fd if fd >= 0 else number for number, fd in enumerate((fds[0], fds[3], fds[5]))]
         words = [str(each) for each in args[1:]]
-        request = {"words": words, "env": env, "cwd": os.fspath(cwd or Path.cwd()), "host": None}
+        request = {"words": words, "env": env, "cwd": os.fspath(cwd or Path.cwd())}
         with lock, _subreaper():
             socket.send_fds(control, [json.dumps(request).encode()], streams)
             popen.pid = int(control.recv(64))
@@ -221,12 +221,15 @@ def _subreaper() -> Iterator[None]:
 # -- a program -------------------------------------------------------------------------------------------------
 
 
+def enter_host(name: str) -> None:
+    """Be on a host of `kits.netkit`, with all that is forked from here on."""
+    with Path(f"/run/netns/{name}").open("rb") as host:
+        if ctypes.CDLL(None, use_errno=True).setns(host.fileno(), _NEWNET):
+            raise OSError(ctypes.get_errno(), "setns", name)
+
+
 def become(request: dict[str, Any], base: list[str]) -> None:
     """Be the program that was asked for."""
-    if request["host"]:
-        with Path(f"/run/netns/{request['host']}").open("rb") as host:
-            if ctypes.CDLL(None, use_errno=True).setns(host.fileno(), _NEWNET):
-                raise OSError(ctypes.get_errno(), "setns", request["host"])
     words, env = request["words"], request["env"]
     os.environ.clear()  # else the C library would have its variables where others are shown
     os.environ.update(env)
@@ -280,6 +283,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     request = serve(socket.socket(fileno=int(sys.argv[1])))
+    if request is not None and request["host"]:
+        enter_host(request["host"])
     if request is not None:
         request = with_workers(request)
     if request is not None:

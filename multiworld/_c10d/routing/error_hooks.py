@@ -293,7 +293,7 @@ def _posting(original: Any) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
         if owner is not None and owner.taken and group is owner.group:
-            owner.before(name, args)
+            owner.before(name, args, kwargs)
         try:
             # A compiler that traces this breaks its graph at torch's method, and then calls this without.
             if owner is not None and owner.lane is not None and not _compiling():
@@ -336,7 +336,7 @@ def _collective(original: Any) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
         if owner is not None and owner.taken and group is owner.group:
-            owner.before(name, args)
+            owner.before(name, args, kwargs)
         if carried and owner is not None and owner.collectives is not None and not _compiling():
             try:
                 work = owner.collectives.posted(name, group, args, kwargs)
@@ -371,7 +371,7 @@ def _monitored(original: Any) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
         if owner is not None and owner.taken and group is owner.group:
-            owner.before("monitored_barrier", args)
+            owner.before("monitored_barrier", args, kwargs)
         try:
             return function(group, *args, **kwargs)
         except Exception as error:

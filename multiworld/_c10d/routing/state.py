@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -252,7 +252,7 @@ class WorldState(c10d._World):
         self.operations: LogsCalls | None = None
         # Awaited operations that take several steps; with some of them what is posted waits in `before`.
         self.taken: Sequence[object] = ()
-        self.before: Callable[[str, Sequence[Any]], None] = _at_once
+        self.before: Callable[[str, Sequence[Any], Mapping[str, Any]], None] = _at_once
         self.traffic: Traffic | None = None
         self.compiler_groups: dict[str, Any] = {}
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -442,7 +442,7 @@ class WorldState(c10d._World):
             each.gone = known
 
 
-def _at_once(_name: str, _args: Sequence[Any]) -> None:
+def _at_once(_name: str, _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> None:
     """No operation is waited for."""
 
 

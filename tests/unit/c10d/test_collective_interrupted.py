@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
-import dis
-import signal
 import sys
 import threading
 import time
@@ -14,6 +11,7 @@ import pytest
 import torch
 from kits import collectivekit
 from kits.collectivekit import PATIENCE
+from kits.signalkit import At, Interrupted
 
 from multiworld._c10d.lane import collective, reducing
 from multiworld._c10d.lane.group import GroupCollectives, Limits
@@ -22,54 +20,7 @@ from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import background
 
 FILES = {collective.__file__, schedules.__file__}
-# Of `await`, where the frame that is awaited hears of the signal.
-AWAITS = {
-    dis.opmap.get(name)
-    for name in ("SEND", "YIELD_FROM", "YIELD_VALUE", "RESUME", "JUMP_BACKWARD_NO_INTERRUPT")
-}
 NUMBERS = GroupCollectives._number.__code__
-
-
-class Interrupted(BaseException):
-    """What the handler raises."""
-
-
-class Signal(int):
-    # Read as an attribute: this thread hears of a signal only after it has left the tracing function.
-    sent = property(_thread.interrupt_main)
-
-
-class At:
-    """Have a signal come in this thread before instruction number `at` of those that begin and drive collectives."""
-
-    def __init__(self, at):
-        self.left = at
-
-    def __enter__(self):
-        self._before, self._handler = sys.gettrace(), signal.signal(signal.SIGINT, self._handle)
-        self._signal = Signal(signal.SIGINT)
-        sys.settrace(self._trace)
-
-    def __exit__(self, *_):
-        sys.settrace(self._before)
-        signal.signal(signal.SIGINT, self._handler)
-
-    def _trace(self, frame, event, _):
-        if frame.f_code.co_filename not in FILES and frame.f_code is not NUMBERS:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] not in AWAITS:
-            self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)  # the next call of this function would be the first to hear of it
-                self._signal.sent  # noqa: B018  (see there)
-        return self._trace
-
-    def _handle(self, _, frame):
-        while frame is not None:
-            if frame.f_code.co_filename in FILES:
-                raise Interrupted
-            frame = frame.f_back  # else it is over, and an event loop would be interrupted
 
 
 def over(begun):
@@ -124,7 +75,7 @@ def interrupted_at(at, name, way):
         outs, theirs, made = rooms(name), rooms(name), []
         other = threading.Thread(target=lambda: CALLS[name](others, theirs).wait(), daemon=True)
         other.start()
-        signalled = At(at)
+        signalled = At(at, FILES, NUMBERS)
         try:
             with signalled:
                 made.append(CALLS[name](mine, outs))

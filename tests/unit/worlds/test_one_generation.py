@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from kits.meetkit import PATIENCE
+from kits.meetkit import PATIENCE, until
 
 from multiworld import collectives, objects
 from multiworld._c10d.waiter_pool import pool
@@ -162,6 +163,33 @@ def test_what_waited_for_torchs_group_is_not_posted_in_the_next_generation(name,
     ],
 )
 def test_one_whose_generation_broke_before_its_turn_is_none_of_the_next_ones(name, args):
+    """Awaited, and in a call that blocks."""
+    awaits_its_turn(name, args)
+    blocks_for_its_turn(name, args)
+
+
+def blocks_for_its_turn(name, args):
+    world, errors = World(lane=True), []
+    world._taken, gen = world._turns.taken, world._gen
+
+    def call():
+        try:
+            getattr(world, name)(*args)
+        except LookupError as error:
+            errors.append(str(error))
+
+    before = world._turns.take((*message(RECEIVE, None, 0, "cpu"), *COLLECTIVE))
+    thread = threading.Thread(target=call)
+    thread.start()
+    until(lambda: len(world._turns.taken) == 2)
+    gen.end()
+    before.over()
+    thread.join(PATIENCE)
+    assert errors == ["this generation broke"]
+    assert (gen.steps, world._gen.steps, world._turns.taken) == ([], [], [])
+
+
+def awaits_its_turn(name, args):
     world = World(lane=True)
     gen = world._gen
 

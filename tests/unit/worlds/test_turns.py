@@ -192,6 +192,34 @@ def test_a_call_that_would_wait_for_its_own_event_loop_says_so(between):
     asyncio.run(main())
 
 
+def test_a_call_that_would_wait_for_an_event_loop_that_stands_says_so():
+    turns, loop = Turns(), asyncio.new_event_loop()
+    turn = turns.take(COLLECTIVE)
+    loop.run_until_complete(turn.come())
+    with pytest.raises(RuntimeError, match="does not run now"):
+        turns.wait(COLLECTIVE, lambda: True)
+    loop.close()
+    assert turns.taken == [turn]
+
+
+def test_a_signals_handler_waits_for_nothing_that_waits_for_it():
+    """Its thread waits for a turn already."""
+    turns = Turns()
+    ahead, said = turns.take(COLLECTIVE), []
+
+    def handle():
+        if len(turns.taken) == 2 and not said:
+            with pytest.raises(RuntimeError, match="handler"):
+                turns.wait(COLLECTIVE, lambda: True)
+            said.append(True)
+            ahead.over()
+        return True
+
+    turns.wait(COLLECTIVE, handle)
+    assert said
+    assert not turns.taken
+
+
 def test_an_operation_that_goes_on_in_a_thread_can_be_waited_for_in_its_loop():
     turns = Turns()
 
@@ -208,11 +236,13 @@ def test_an_operation_that_goes_on_in_a_thread_can_be_waited_for_in_its_loop():
 
 def test_ways_of_what_torch_posts():
     tensor = SimpleNamespace(device="cpu")
-    assert posted("send", ([tensor], 1, 0)) == to(1)
-    assert posted("recv", ([tensor], 2, 0)) == from_(2)
-    assert posted("recv", ([tensor], 2, 5)) == ()
-    assert posted("recv_anysource", ([tensor], 0)) == from_(None)
-    assert posted("allreduce", ([tensor],)) == COLLECTIVE
+    assert posted("send", ([tensor], 1, 0), {}) == to(1)
+    assert posted("send", ([tensor],), {"dstRank": 1, "tag": 0}) == to(1)
+    assert posted("recv", ([tensor], 2, 0), {}) == from_(2)
+    assert posted("recv", (), {"tensors": [tensor], "srcRank": 2, "tag": 5}) == ()
+    assert posted("recv", (), {}) == ()
+    assert posted("recv_anysource", ([tensor], 0), {}) == from_(None)
+    assert posted("allreduce", ([tensor],), {}) == COLLECTIVE
 
     def irecv():
         pass

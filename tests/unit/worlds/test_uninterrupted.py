@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
+import itertools
 import threading
 
 import pytest
 from kits.meetkit import until
+from kits.signalkit import At, Interrupted
 
 pytest.importorskip("torch", reason="steps are run by threads that wait for torch's works, too")
 
+from multiworld import turns as turns_module
 from multiworld import uninterrupted
 from multiworld._c10d import waiter_pool
 from multiworld.turns import COLLECTIVE, Turns
@@ -46,7 +50,7 @@ def test_an_interrupted_operation_goes_on_and_keeps_its_turn():
 
 def test_what_the_steps_return_and_raise_comes_to_the_caller():
     turns = Turns()
-    assert run(turns, lambda: 5, first=lambda: None) == 5
+    assert run(turns, lambda: 5, first=lambda: True) == 5
     with pytest.raises(LookupError, match="gone"):
         run(turns, lambda: {}["gone"])
     assert not turns.taken
@@ -77,7 +81,9 @@ def test_a_thread_that_no_signal_reaches_runs_them_itself_in_its_turn():
     turns, seen = Turns(), []
     before = turns.take(COLLECTIVE)
     thread = threading.Thread(
-        target=lambda: seen.append(run(turns, threading.current_thread, first=lambda: seen.append("first")))
+        target=lambda: seen.append(
+            run(turns, threading.current_thread, first=lambda: not seen.append("first"))
+        )
     )
     thread.start()
     until(lambda: len(turns.taken) == 2)
@@ -85,3 +91,20 @@ def test_a_thread_that_no_signal_reaches_runs_them_itself_in_its_turn():
     before.over()
     thread.join(60)
     assert seen == ["first", thread]
+
+
+@pytest.mark.parametrize("has_first", [False, True])
+def test_an_interrupt_anywhere_leaves_no_turn_and_nothing_half_done(has_first):
+    for at in itertools.count(1):
+        turns, done = Turns(), []
+        first = (lambda done=done: not done.append("first")) if has_first else None
+        signalled = At(at, {uninterrupted.__file__, turns_module.__file__})
+        with contextlib.suppress(Interrupted), signalled:
+            run(turns, lambda done=done: done.append("rest"), first=first)
+        until(lambda turns=turns: not turns.taken)
+        if "first" in done:
+            until(lambda done=done: done == ["first", "rest"])
+        if signalled.left > 0:
+            break
+    assert at > 100, "it was interrupted at many places"
+    assert done[-1] == "rest"
