@@ -57,10 +57,8 @@ class ObjectCollectives(Collectives):
 
     def send_object_list(self, object_list: list[Any], dst: int, device: torch.device | None = None) -> None:
         """Send the objects of `object_list` to rank `dst`."""
-        if not isinstance(object_list, tuple):
-            _require_list("object_list", object_list)
         here, device = self._pinned(), device or self.device
-        parts = [_encode(each) for each in object_list]
+        parts = _parts(object_list)
         works = self._in_turn(message(SEND, dst, 0, device), lambda: here.post_objects(parts, dst, device))
         for work in works:
             work.wait()
@@ -228,9 +226,7 @@ class OneGeneration(ObjectCollectives):
         self, object_list: list[Any], dst: int, device: torch.device | None, posted: Callable[[], object]
     ) -> None:
         """`send_object_list`, which calls `posted` once both messages are posted."""
-        if not isinstance(object_list, tuple):
-            _require_list("object_list", object_list)
-        works = self.post_objects([_encode(each) for each in object_list], dst, device or self.device)
+        works = self.post_objects(_parts(object_list), dst, device or self.device)
         posted()
         for work in works:
             work.wait()
@@ -285,6 +281,12 @@ def _require_list(name: str, given: object) -> None:
         raise TypeError(
             f"{name}={given!r:.80}: it is a {type(given).__name__}. It has to be a list of objects."
         )
+
+
+def _parts(object_list: Sequence[Any]) -> list[bytes]:
+    if not isinstance(object_list, tuple):
+        _require_list("object_list", object_list)
+    return [_encode(each) for each in object_list]
 
 
 def _encode(obj: Any) -> bytes:

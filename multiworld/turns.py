@@ -1,4 +1,4 @@
-"""Turns: in which order a world's operations begin while an awaited one of them takes several steps.
+"""Turns: in which order a world's operations begin while some of them take several steps.
 
 Object operations take several steps: of two at once, each could take what is the other's. What is called
 meanwhile, and would come in between, waits until they are over, in the caller's thread where the call blocks;

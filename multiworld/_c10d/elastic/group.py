@@ -104,8 +104,8 @@ class ElasticGroup(StandIn, _ProcessGroup):  # type: ignore[misc, unused-ignore]
 
 
 def _posted(state: WorldState, function: Any, group: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    if state.taken and group is state.group:
-        state.before(function.__name__, args, kwargs)
+    if state.taken:
+        state.hold(group, function.__name__, args, kwargs)
     return function(group, *args, **kwargs)
 
 

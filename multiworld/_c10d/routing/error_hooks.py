@@ -292,8 +292,8 @@ def _posting(original: Any) -> Any:
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
-        if owner is not None and owner.taken and group is owner.group:
-            owner.before(name, args, kwargs)
+        if owner is not None and owner.taken:
+            owner.hold(group, name, args, kwargs)
         try:
             # A compiler that traces this breaks its graph at torch's method, and then calls this without.
             if owner is not None and owner.lane is not None and not _compiling():
@@ -335,8 +335,8 @@ def _collective(original: Any) -> Any:
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
-        if owner is not None and owner.taken and group is owner.group:
-            owner.before(name, args, kwargs)
+        if owner is not None and owner.taken:
+            owner.hold(group, name, args, kwargs)
         if carried and owner is not None and owner.collectives is not None and not _compiling():
             try:
                 work = owner.collectives.posted(name, group, args, kwargs)
@@ -370,8 +370,8 @@ def _monitored(original: Any) -> Any:
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
-        if owner is not None and owner.taken and group is owner.group:
-            owner.before("monitored_barrier", args, kwargs)
+        if owner is not None and owner.taken:
+            owner.hold(group, "monitored_barrier", args, kwargs)
         try:
             return function(group, *args, **kwargs)
         except Exception as error:

@@ -250,7 +250,7 @@ class WorldState(c10d._World):
         self.lane: LaneChannels | None = None
         self.collectives: LaneCollectives | None = None
         self.operations: LogsCalls | None = None
-        # Awaited operations that take several steps; with some of them what is posted waits in `before`.
+        # Operations of several steps that go on, and what waits for those that a call must not come between.
         self.taken: Sequence[object] = ()
         self.before: Callable[[str, Sequence[Any], Mapping[str, Any]], None] = _at_once
         self.traffic: Traffic | None = None
@@ -333,6 +333,21 @@ class WorldState(c10d._World):
     def group(self) -> Any:
         """The world's default group or None; never raises."""
         return self._default_pg
+
+    def hold(self, group: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Wait in a call that would come between the steps of another one; only the default group has such.
+
+        Args:
+            group: whose method is called.
+            name: of the method.
+            args: as given.
+            kwargs: as given.
+
+        Raises:
+            RuntimeError: that one cannot go on while this thread waits.
+        """
+        if group is self.group:
+            self.before(name, args, kwargs)
 
     @property
     def broken(self) -> bool:
