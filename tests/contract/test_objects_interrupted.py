@@ -28,6 +28,14 @@ def interrupted(call, when):
         call()
 
 
+def carried_on(cast, program, **arguments):
+    """Rank 0 is interrupted, then rank 1 goes on, and both end well."""
+    one, other = cast.all(program, 2, **arguments)
+    one.expect("interrupted")
+    other.say("go")
+    assert [each.finish() for each in (one, other)] == [0, 0]
+
+
 def until_pending(w, name):
     def look():
         while not any(each.kind == name for each in w.pending()):
@@ -63,10 +71,7 @@ def gathered(me, size, bare):
 
 @pytest.mark.parametrize("bare", [False, True], ids=["methods", "in a block"])
 def test_a_collective_of_objects_is_carried_out_for_the_others(cast, bare):
-    one, other = cast.all(gathered, 2, bare=bare)
-    one.expect("interrupted")
-    other.say("go")
-    assert [each.finish() for each in (one, other)] == [0, 0]
+    carried_on(cast, gathered, bare=bare)
 
 
 def received(me, size):
@@ -93,10 +98,7 @@ def received(me, size):
 
 
 def test_the_rest_of_a_list_is_received_and_no_message_taken_for_it(cast):
-    one, other = cast.all(received, 2)
-    one.expect("interrupted")
-    other.say("go")
-    assert [each.finish() for each in (one, other)] == [0, 0]
+    carried_on(cast, received)
 
 
 def taken_back(me, size):
@@ -113,10 +115,7 @@ def taken_back(me, size):
 
 
 def test_a_list_of_which_nothing_has_come_is_for_the_next_receive(cast):
-    one, other = cast.all(taken_back, 2)
-    one.expect("interrupted")
-    other.say("go")
-    assert [each.finish() for each in (one, other)] == [0, 0]
+    carried_on(cast, taken_back)
 
 
 def both_send(me, size):

@@ -22,16 +22,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from kits.forkedserver import LIMIT, alike
+
 ROOT = Path(__file__).parents[2]
 _SERVER = Path(__file__).with_name("forkedserver.py")
-_LIMIT = 1 << 18  # bytes of a request
 _ROOM = {"FORKED_ROOM": "." * 8000}
 """Room for the variables of programs: /proc shows them in the place of the server's."""
 _STARTS = 120.0  # seconds: torch is loaded, on a busy machine
-_READ_EARLY = ("PYTHON", "LD_", "MKL_", "KMP_", "TORCH_", "NCCL_", "LOGLEVEL", "COV")
-"""Beginnings of the variables that are read before a fork could have them."""
 _SET_LATER = ("PYTHONPATH", "PYTHONUNBUFFERED")
-"""Of these, those that a fork does have."""
+"""Of the variables that are read early, those that a fork does have."""
 
 
 def host_of(args: Any) -> tuple[str | None, Any]:
@@ -53,12 +52,7 @@ def fits(args: Any, env: dict[str, str]) -> bool:
     first, *others = env.get("PYTHONPATH", "").split(os.pathsep)
     known = {str(ROOT), str(ROOT / "tests"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     environ = _servers[0].environ if _servers else dict(os.environ)
-    alike = (
-        env.get(name) == environ.get(name)
-        for name in {*env, *environ}
-        if name.startswith(_READ_EARLY) and name not in _SET_LATER
-    )
-    return first == str(ROOT) and known.issuperset(others) and all(alike)
+    return first == str(ROOT) and known.issuperset(others) and alike(env, environ, _SET_LATER)
 
 
 class Forked(subprocess.Popen):
@@ -131,7 +125,7 @@ class _Server:
         mine, its = socket.socketpair()
         with its, self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], [*streams, its.fileno()])
-            pid = json.loads(self._control.recv(_LIMIT))
+            pid = json.loads(self._control.recv(LIMIT))
         return pid, mine
 
     def close(self) -> None:

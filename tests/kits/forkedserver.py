@@ -26,11 +26,11 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-_LIMIT = 1 << 18  # bytes of a request
+LIMIT = 1 << 18  # bytes of a request
 _LAUNCHERS = {"multiworld.run", "torch.distributed.run"}
 _LOADS = re.compile(r"^\s*(?:import\b.*\b|from )(?:torch|multiworld)\b", re.MULTILINE)
 _READ_EARLY = ("PYTHON", "LD_", "MKL_", "KMP_", "TORCH_", "NCCL_", "LOGLEVEL", "COV")
@@ -81,7 +81,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                     told.send(struct.pack("i", status))
         if control not in ready:
             continue
-        data, fds, _, _ = socket.recv_fds(control, _LIMIT, 4)
+        data, fds, _, _ = socket.recv_fds(control, LIMIT, 4)
         if not data:
             signal.set_wakeup_fd(-1)
             for pid in running:
@@ -150,7 +150,7 @@ def _loads_torch(word: str) -> bool:
 def _serve_launcher(control: socket.socket) -> dict[str, Any] | None:
     """Fork for each request. Returns the request in a worker, None when the launcher has ended."""
     while True:
-        data, fds, _, _ = socket.recv_fds(control, _LIMIT, 3)
+        data, fds, _, _ = socket.recv_fds(control, LIMIT, 3)
         if not data:
             return None
         read, write = os.pipe()
@@ -204,8 +204,13 @@ def _fits(args: Any, env: dict[str, str], before: dict[str, str]) -> bool:
     words = [str(each) for each in args[1:] if each != "-u"]
     if not words or not _loads_torch(words[0]):
         return False
-    names = {name for name in {*env, *before} if name.startswith(_READ_EARLY) and name not in _SET_LATER}
-    return all(env.get(name) == before.get(name) for name in names)
+    return alike(env, before, _SET_LATER)
+
+
+def alike(env: dict[str, str], other: dict[str, str], but: Collection[str]) -> bool:
+    """Whether two environments agree in what is read before a fork could have it, `but` these."""
+    names = {name for name in {*env, *other} if name.startswith(_READ_EARLY) and name not in but}
+    return all(env.get(name) == other.get(name) for name in names)
 
 
 @contextlib.contextmanager
