@@ -119,6 +119,7 @@ _TRANSPORT = (
     "the connection to the store is over",
     # ours
     "the groups of this world were aborted",
+    "a part of the operations put together was posted",
 )
 
 # What C++ makes of the two, as of what the callback of a future raises (DDP's communication hooks).

@@ -7,6 +7,7 @@ from typing import Any
 __all__ = ["Patches"]
 
 _ABSENT = object()
+_BESIDE = ("__defaults__", "cell_contents")
 
 
 class Patches:
@@ -20,13 +21,13 @@ class Patches:
         """Set ``owner.name`` to `value`; return what stood in `owner` itself (not in a base), or None.
 
         Args:
-            owner: a module, a type, or an object with a ``__dict__``.
+            owner: a module, a type, a closure's cell, or an object with a ``__dict__``.
             name: of the attribute.
             value: its new value.
         """
         # From the owner's own dictionary: getattr() would bind a method, or find a base class's. A function's
-        # defaults are in no dictionary.
-        before = owner.__defaults__ if name == "__defaults__" else vars(owner).get(name, _ABSENT)
+        # defaults, and the content of a closure's cell, are in no dictionary.
+        before = getattr(owner, name) if name in _BESIDE else vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
         self._done.append((owner, name, before))
         return None if before is _ABSENT else before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import os
@@ -11,7 +12,9 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from collectivekit import GLOO_OPS, OPS, WAYS, call
+from torch.distributed.distributed_c10d import _coalescing_manager as from_before
 from waykit import world
 from worldkit import PATIENCE
 
@@ -409,6 +412,38 @@ def unlike(me, size):
 
 def test_members_decide_alike_whatever_only_one_of_them_has(cast):
     assert [each.finish() for each in cast.all(unlike, 2)] == [0, 0]
+
+
+def left_by_an_error(me, size, lane):
+    """An exception in a block of torch's coalescing manager: the next collectives are run, and not put to those."""
+    os.environ["M8D_LANE"] = lane
+    with world(me, size) as w, w:
+        for manager in (dist._coalescing_manager, c10d._coalescing_manager, from_before):
+            with contextlib.suppress(ZeroDivisionError), manager():
+                dist.all_reduce(torch.ones(3))
+                raise ZeroDivisionError
+            for call in (w.all_reduce, dist.all_reduce):
+                room = torch.ones(3)
+                call(room)
+                assert room.tolist() == [size] * 3
+        # What was refused at the block's end, and what is put together as it should be.
+        with pytest.raises(RuntimeError, match="same type"), dist._coalescing_manager():
+            dist.all_reduce(torch.ones(3))
+            dist.all_gather_into_tensor(torch.zeros(3 * size), torch.ones(3))
+        with dist._coalescing_manager():
+            dist.all_reduce(room)
+        assert room.tolist() == [size * size] * 3
+        with pytest.raises(ValueError, match="non-empty"), dist._coalescing_manager():
+            dist.all_reduce(room)
+            with dist._coalescing_manager():
+                pass
+        dist.all_reduce(room)
+        assert room.tolist() == [size**3] * 3
+
+
+@pytest.mark.parametrize("lane", ["1", "p2p"])
+def test_an_exception_in_a_coalesced_block_leaves_nothing_of_it(cast, lane):
+    assert [each.finish() for each in cast.all(left_by_an_error, 2, lane=lane)] == [0, 0]
 
 
 # -- which of them ----------------------------------------------------------------------------------------------------

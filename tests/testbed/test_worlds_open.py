@@ -6,10 +6,10 @@ import pytest
 
 BACKENDS = [pytest.param(name, marks=pytest.mark.backend(name)) for name in ("nccl", "nccl2")]
 CASES = (
-    "captured", "ending", "outside", "outside_late", "queued", "late", "user", "user_inside", "user_batch",
-    "user_wrong", "user_outside", "closed",
+    "captured", "ending", "outside", "outside_late", "queued", "late", "user", "user_inside", "user_nothing", "user_batch",
+    "user_wrong", "user_outside", "half", "half_batch", "half_on_cpu", "closed",
 )  # fmt: skip
-HEALTHY = {"user", "user_inside", "user_batch", "user_wrong", "user_outside", "closed"}
+HEALTHY = {"user", "user_inside", "user_nothing", "user_batch", "user_wrong", "user_outside", "closed"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -31,4 +31,17 @@ def test_what_was_put_together_leaves_no_group_open(launch, backend):
         (closing,) = ranks.events(0, "closing")
         assert closing.fields["ms"] < 20_000
         assert not ranks.events(0, "taken")
+        assert {each.code for each in ranks.join().values()} == {0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_another_worlds_operation_in_between_is_not_begun_with_them(launch, backend):
+    with launch("worlds_open:beside", 2, config={"backend": backend}, timeout=120) as ranks:
+        for told in ranks.wait("told"):
+            assert told.fields["right"]
+            refused = (
+                "where this thread puts together operations of a group of world 'w'" in told.fields["text"]
+            )
+            # nccl2 keeps them to itself until their end.
+            assert refused is (backend == "nccl" and launch.build.name.startswith("stock"))
         assert {each.code for each in ranks.join().values()} == {0}

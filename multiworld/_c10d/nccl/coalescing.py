@@ -3,8 +3,12 @@
 Between ``_start_coalescing`` and ``_end_coalescing`` a group of NCCL is open in the calling thread. Torch
 does not close it where an exception comes between the two, or where the world is over when the end comes: the
 next operation of a healthy world in that thread would go into it, and do nothing. So it is known what a
-thread has open, and it is closed when an operation in it fails, when the method or the `with` block it was
-opened in ends, when its world is closed in that thread, and at its next operation when its world is over.
+thread has open, and it is closed when an operation in it fails, when an exception leaves torch's coalescing
+manager, when the method or the `with` block it was opened in ends, when its world is closed in that thread,
+and at its next operation when its world is over.
+
+Closing it posts what is in it. After an error that is a part of what the peers expect, who would take the
+next messages for the rest: the world breaks.
 
 NCCL runs over all communicators of a group when it is closed. So while operations are in an open group their
 communicator is not aborted, for as long as an operation may take. That delays only waits for the GPU in the
@@ -22,7 +26,10 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.nccl.inflight import Traffic
 
-__all__ = ["Coalescing", "close_left", "of", "start"]
+__all__ = ["PARTLY", "Coalescing", "beside", "close_left", "of", "start"]
+
+PARTLY = "multiworld: a part of the operations put together was posted"
+"""Error text of a world whose batch was cut off; known to `multiworld._c10d.fault_classification`."""
 
 _here = threading.local()  # .open: by id of the process group, what this thread has open
 
@@ -40,6 +47,7 @@ class Coalescing:
         group, traffic: as given.
         depth: how often it was started and not ended; torch allows more than once.
         blocks: of the world's `with` blocks that this thread was in.
+        taken: operations in it: to close it posts them.
     """
 
     def __init__(self, group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[], Any]) -> None:
@@ -47,6 +55,7 @@ class Coalescing:
         self.traffic = traffic
         self.depth = 1
         self.blocks = traffic.blocks()
+        self.taken = 0
         self._pending = pending
         self._end = end
         self._thread = threading.current_thread()
@@ -56,8 +65,9 @@ class Coalescing:
         """Add an operation."""
         self._queued = self._calling = True
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
         self._calling = False
+        self.taken += kind is None
 
     @property
     def queued(self) -> bool:
@@ -103,6 +113,18 @@ def _open() -> dict[int, Coalescing]:
 def of(group: Any) -> Coalescing | None:
     """Return this thread's open group of a process group; None without one."""
     return _open().get(id(group))
+
+
+def beside(group: Any) -> Coalescing | None:
+    """Return what this thread has open of another process group, where NCCL would put an operation, too.
+
+    What it has open of worlds that are over is closed.
+    """
+    for each in [each for each in _open().values() if each.group is not group]:
+        if not each.traffic.over.is_set():
+            return each
+        each.close()
+    return None
 
 
 @contextlib.contextmanager

@@ -32,7 +32,9 @@ from multiworld._c10d.elastic import ddp
 from multiworld._c10d.futures import fail
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, compiler_import, splitting
+from multiworld._c10d.nccl.inflight import DistBackendError
 from multiworld._c10d.nccl.loaded import queries_beside_captures
+from multiworld._c10d.routing import coalescing_block
 from multiworld._c10d.routing.ended_groups import refuse
 from multiworld._c10d.routing.functional_results import owner_of_results
 from multiworld._c10d.routing.selection import current
@@ -132,6 +134,7 @@ def install(patches: Patches) -> None:
             plain = _one_by_one(plain, name, single[nccl.SINGLE[name]])
         patches.set(group, name, _dressed(_posting(plain, ends=name == "_end_coalescing"), vars(group)[name]))
     patches.set(group, "_start_coalescing", _dressed(_starting(start, end), start))
+    coalescing_block.when_left_by_an_exception(patches, _abandon)
     for name in ("wait", "synchronize"):
         patches.set(work, name, _dressed(_waiting(_bare(vars(work)[name])), vars(work)[name]))
     for name, make in (("is_completed", _asking), ("get_future", _promising)):
@@ -184,16 +187,17 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
     def post(group: Any, *args: Any, **kwargs: Any) -> Any:
         opened = coalescing.of(group)
         try:
-            owner = _owner_of_call(group, (*args, *kwargs.values()))
-        except WrongDeviceError:
+            owner = _owner_of_call(group, (*args, *kwargs.values()), together=opened is not None)
+        except WrongDeviceError as error:
             if opened is not None:
-                opened.close()
+                _give_up(opened, owner_of(group), error)
             raise
         if owner is None:
             if opened is not None:  # of a world that was released meanwhile
                 opened.close()
                 refuse(group)
             return function(group, *args, **kwargs)
+        _refuse_beside(owner, group)
         try:
             with owner.traffic.call():
                 _with_work((*args, *kwargs.values()))
@@ -209,7 +213,11 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
         except Exception as error:
             if opened is not None:
                 opened.close()
-            owner.raise_(error)
+            try:
+                owner.raise_(error)
+            finally:
+                if opened is not None:
+                    _give_up(opened, owner.state, error, ends=ends)
         if ends and opened is not None:
             opened.ended()
         if work is not None:
@@ -228,11 +236,55 @@ def _with_work(args: tuple[Any, ...]) -> None:
             options.asyncOp = True
 
 
-def _owner_of_call(group: Any, args: tuple[Any, ...]) -> _Owner | None:
+def _refuse_beside(owner: _Owner, group: Any) -> None:
+    """Refuse an operation inside of another group's block: unpatched, it returns before it is begun."""
+    if not owner.traffic.fragile or (other := coalescing.beside(group)) is None:
+        return
+    state = owner_of(other.group)
+    raise RuntimeError(
+        f"an operation of world {owner.state.name!r} where this thread puts together operations of "
+        f"{'another group' if state is None else f'a group of world {state.name!r}'}. "
+        "NCCL would run it with those, after it has returned. Call it before or after that block "
+        "(of torch's coalescing manager)"
+    )
+
+
+def _give_up(
+    opened: coalescing.Coalescing, state: WorldState | None, error: BaseException, *, ends: bool = False
+) -> None:
+    """Close what this thread has put together and `error` cuts off; its world breaks if some was posted.
+
+    Args:
+        opened: what it has put together.
+        state: of the world, if it is not released yet.
+        error: what was raised.
+        ends: by their end: of one operation nothing was posted then, and of several it is not known.
+    """
+    opened.close()
+    if opened.taken <= ends or state is None or state.translate is None or not opened.traffic.ready:
+        return
+    cut = DistBackendError(f"{coalescing.PARTLY}, then {type(error).__name__} was raised")
+    # It breaks the world, and what it returns is what the next call raises: this one has an error already.
+    state.translate(state, cut)
+
+
+def _abandon(group: Any, _pending: dict[Any, Any], error: BaseException) -> None:
+    opened = coalescing.of(group)
+    if opened is not None:
+        _give_up(opened, owner_of(group), error)
+
+
+def _owner_of_call(group: Any, args: tuple[Any, ...], *, together: bool = False) -> _Owner | None:
     """Return the owner of the operation; None where it is not one of NCCL in a world.
 
+    Args:
+        group: the process group.
+        args: the operation's.
+        together: whether it is put together with others.
+
     Raises:
-        WrongDeviceError: a tensor is on another GPU than the world's.
+        WrongDeviceError: a tensor is on another GPU than the world's, or is put together with those of a GPU
+            and is on the CPU.
     """
     state = owner_of(group)
     traffic = None if state is None else state.traffic
@@ -242,6 +294,14 @@ def _owner_of_call(group: Any, args: tuple[Any, ...]) -> _Owner | None:
     if tensor is None:
         return _poster(state, traffic, group) if nccl.has_nccl(group) else None
     if not tensor.is_cuda:
+        if together:
+            # Another backend carries it, and torch would lose its work: waiting for the batch leaves it out.
+            raise WrongDeviceError(
+                state.name,
+                f"a tensor on device {tensor.device} in a batch of world {state.name!r}",
+                rule=f"NCCL posts operations that are put together as one, on {traffic.device}",
+                next_step="Send or receive the tensor by itself, or move it",
+            )
         return None
     if tensor.device != traffic.device:
         # The older NCCL would make a communicator for that GPU and wait for peers with the same mistake.
@@ -280,6 +340,7 @@ def _starting(function: Callable[..., Any], end: Callable[..., Any]) -> Callable
         owner = _owner_of_call(group, ())
         if owner is None:
             return function(group, *args, **kwargs)
+        _refuse_beside(owner, group)
         pending = c10d._world.pg_coalesce_state  # the selected world's, which need not be the group's
         try:
             with coalescing.start(group, owner.traffic, pending, lambda: end(group, *args, **kwargs)):

@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
 
-__all__ = ["Canary", "Traffic", "failure_of", "plain_wait"]
+__all__ = ["Canary", "DistBackendError", "Traffic", "failure_of", "plain_wait"]
 
 _log = logger(__name__)
-_DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
+DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
+"""torch's error of a backend, where this version has it."""
+
 _Work: Any = torch._C._distributed_c10d.Work
 # torch's own: the hook that replaces it also answers for a world that is over.
 _is_completed: Any = getattr(vars(_Work)["is_completed"], "__func__", vars(_Work)["is_completed"])
@@ -173,7 +175,7 @@ class Traffic:
             if not self.over.is_set():
                 self._inside += 1
                 return
-        raise _DistBackendError(ABORTED)
+        raise DistBackendError(ABORTED)
 
     def leave(self) -> None:
         """End a call."""
@@ -227,7 +229,7 @@ class Traffic:
                 with torch.cuda.stream(aside):
                     plain_wait(work)
         if failed is not None:
-            raise _DistBackendError(failed)
+            raise DistBackendError(failed)
 
     def settle(self) -> None:
         """Block until what the current stream of the world's GPU has been given has ended.
@@ -243,14 +245,14 @@ class Traffic:
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
         event.record(torch.cuda.current_stream(self.device))
         self.until(event.query, None)
-        if self.torch_aborts:
+        # An abort does not wait for a thread that stands still in there: it may have ended the operation.
+        with self.call():
             # Whether the stream went on because torch's watchdog aborted a communicator is told by an older
             # work of that communicator: waiting for it raises, in a patched build, or its backend knows.
-            with self.call():
-                for canary in self._living():
-                    plain_wait(canary.work)
-                    if (failed := canary.error_of()) is not None:
-                        raise _DistBackendError(failed)
+            for canary in self._living() if self.torch_aborts else ():
+                plain_wait(canary.work)
+                if (failed := canary.error_of()) is not None:
+                    raise DistBackendError(failed)
 
     def connected(self, canary: Canary) -> None:
         """Take the canary of a group that was made."""
@@ -280,7 +282,7 @@ class Traffic:
                     return
             waited = time.monotonic() - began
             if waited > limit:
-                raise _DistBackendError(
+                raise DistBackendError(
                     f"multiworld: an operation of NCCL timed out after {waited:.1f} s on {self.device}"
                 )
             if waited < SPIN:

@@ -27,7 +27,7 @@ from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.monkeypatch import Patches
 from multiworld._c10d.nccl import hooks
-from multiworld._c10d.routing import default_groups, error_hooks, mesh
+from multiworld._c10d.routing import coalescing_block, default_groups, error_hooks, mesh
 from multiworld._c10d.routing.ended_groups import refuse
 from multiworld._c10d.routing.selection import current, enter, leave, selected, top
 from multiworld._c10d.routing.state import (
@@ -148,6 +148,7 @@ def _install(patches: Patches) -> None:
     error_hooks.install(patches)
     gloo.install(patches)
     custom_group.install(patches)
+    coalescing_block.install(patches)
     # Last: from here on worlds can be selected.
     patches.set(c10d, "_world", _forwarder_class()())
 

@@ -34,7 +34,7 @@ def opened(me: Rank) -> None:
             me.event("after", case=case, depth=me.bed.count("group_depth"), open=len(_pending(world)))
         else:
             meet(me, f"inside{number}")
-            if case in {"user_wrong", "user_outside"}:
+            if case in {"user_inside", "user_nothing", "user_wrong", "user_outside"}:
                 world.all_reduce(full(1, me.device))
             if not case.startswith("user"):
                 world.close()
@@ -142,7 +142,23 @@ def user_inside(me: Rank, world: mw.World, inside: str) -> None:
         with contextlib.suppress(ZeroDivisionError), _coalescing_manager(device=me.device):
             dist.all_reduce(full(1, me.device))
             raise ZeroDivisionError
-        meet(me, inside)
+        _goes_on(me, world, inside)
+
+
+def user_nothing(me: Rank, world: mw.World, inside: str) -> None:
+    """The same, and nothing was put together yet."""
+    with world:
+        with contextlib.suppress(ZeroDivisionError), _coalescing_manager(device=me.device):
+            raise ZeroDivisionError
+        _goes_on(me, world, inside)
+
+
+def _goes_on(me: Rank, world: mw.World, inside: str) -> None:
+    """The block's next collective is one, and is not put to the rest of the one before."""
+    meet(me, inside)
+    t = full(1, me.device)
+    dist.all_reduce(t)
+    assert same(t, 2), t
 
 
 def user_batch(me: Rank, world: mw.World, inside: str) -> None:
@@ -185,16 +201,74 @@ def user_outside(me: Rank, world: mw.World, inside: str) -> None:
     assert same(t, 2)
 
 
-def closed(me: Rank, world: mw.World, inside: str) -> None:
-    """The thread that has it open closes the world, which waits for no operation's time."""
-    with contextlib.suppress(mw.BrokenWorldException, mw.WorldClosedError), world:
+def half(me: Rank, world: mw.World, inside: str) -> None:
+    """NCCL has one of them when the user's error comes: to close the group sends it, and the world is out of step."""
+    with world:
         with contextlib.suppress(ZeroDivisionError), _coalescing_manager(device=me.device):
             dist.isend(full(1, me.device), 1)
             raise ZeroDivisionError
+        _cut_off(me, world, inside)
+
+
+def half_batch(me: Rank, world: mw.World, inside: str) -> None:
+    """The same, and the second operation of a batch cannot be posted."""
+    bad = torch.ones(4, dtype=torch.int16).to(me.device)
+    _half_batch(me, world, inside, bad, (TypeError, ValueError, RuntimeError))
+
+
+def half_on_cpu(me: Rank, world: mw.World, inside: str) -> None:
+    """The same; torch would let gloo carry it, and lose its work."""
+    _half_batch(me, world, inside, torch.ones(4), mw.WrongDeviceError)
+
+
+def _half_batch(me: Rank, world: mw.World, inside: str, bad: torch.Tensor, error: Any) -> None:
+    with world:
+        ops = [dist.P2POp(dist.isend, full(1, me.device), 1), dist.P2POp(dist.irecv, bad, 1)]
+        with contextlib.suppress(error):
+            dist.batch_isend_irecv(ops)
+            me.event("taken")
+        _cut_off(me, world, inside)
+
+
+def _cut_off(me: Rank, world: mw.World, inside: str) -> None:
+    if world.state is not mw.State.BROKEN:
+        me.event("taken")
+    meet(me, inside)
+    dist.all_reduce(full(1, me.device))
+
+
+def closed(me: Rank, world: mw.World, inside: str) -> None:
+    """The thread that has it open closes the world, which waits for no operation's time."""
+    with contextlib.suppress(mw.BrokenWorldException, mw.WorldClosedError), world:
+        world.group._start_coalescing(me.device)
+        dist.isend(full(1, me.device), 1)
         began = time.monotonic()
         world.close()
         me.event("closing", ms=(time.monotonic() - began) * 1000)
     meet(me, inside)
+
+
+def beside(me: Rank) -> None:
+    """An operation of another world where this thread puts operations together: it would be begun with those."""
+    healthy, world = joined(me, "healthy"), joined(me)
+    # Kept: torch lets go of what is sent before the operation is begun.
+    sent, got, peer = full(me.rank + 1, me.device), full(0, me.device), 1 - me.rank
+    with world:
+        with _coalescing_manager(device=me.device, async_ops=True) as together:
+            dist.isend(sent, peer)
+            told = ""
+            try:
+                healthy.all_reduce(full(1, me.device))
+            except RuntimeError as error:
+                told = str(error)
+            dist.irecv(got, peer)
+        together.wait()
+    t = full(1, me.device)
+    healthy.all_reduce(t)
+    me.event("told", text=told, right=same(got, peer + 1) and same(t, 2))
+    meet(me, "done")
+    world.close()
+    healthy.close()
 
 
 CASES = {
@@ -206,8 +280,12 @@ CASES = {
     "late": late,
     "user": user,
     "user_inside": user_inside,
+    "user_nothing": user_nothing,
     "user_batch": user_batch,
     "user_wrong": user_wrong,
     "user_outside": user_outside,
+    "half": half,
+    "half_batch": half_batch,
+    "half_on_cpu": half_on_cpu,
     "closed": closed,
 }

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from multiworld._c10d.nccl import coalescing, inflight  # noqa: E402  (torch may be missing)
 
-Error = inflight._DistBackendError
+Error = inflight.DistBackendError
 LONG = 30.0
 
 
@@ -78,6 +78,28 @@ def test_it_is_let_go_of_also_where_it_cannot_be_closed(world):
     found.close()
     assert coalescing.of(group) is None
     assert aborted(traffic).wait(LONG)
+
+
+def test_what_another_group_has_open_is_known_and_closed_with_its_world(world):
+    traffic, group = world
+    other = Group()
+    assert coalescing.beside(other) is None
+    group.start(traffic)
+    assert coalescing.beside(group) is None
+    assert coalescing.beside(other) is coalescing.of(group)
+    traffic.abort([])
+    assert coalescing.beside(other) is None
+    assert (coalescing.of(group), group.depth) == (None, 0)
+
+
+def test_it_counts_the_operations_that_were_taken(world):
+    traffic, group = world
+    group.start(traffic)
+    with coalescing.of(group):
+        pass
+    with pytest.raises(ZeroDivisionError), coalescing.of(group):
+        raise ZeroDivisionError
+    assert coalescing.of(group).taken == 1
 
 
 def test_closing_what_a_failure_has_closed_is_no_error(world):

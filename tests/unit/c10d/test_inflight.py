@@ -20,7 +20,7 @@ from multiworld._c10d.nccl import backend as nccl  # noqa: E402  (torch may be m
 from multiworld._c10d.nccl import hooks, inflight, loaded  # noqa: E402
 from multiworld._c10d.nccl.inflight import Traffic, failure_of  # noqa: E402
 
-Error = inflight._DistBackendError
+Error = inflight.DistBackendError
 
 
 class Future:
@@ -412,6 +412,18 @@ def waited(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     return works
+
+
+def test_an_abort_while_a_thread_stands_still_in_its_last_look_counts(monkeypatch, waited):
+    here = Traffic(timeout=30.0, device=torch.device("cpu"), torch_aborts=False)
+
+    def stood_still(_):
+        here.abort([])
+        return True  # ended, and by the abort
+
+    monkeypatch.setattr(Event, "query", stood_still)
+    with pytest.raises(Error):
+        here.settle()
 
 
 def test_a_group_that_was_destroyed_leaves_nothing_and_is_not_asked(monkeypatch, waited):
