@@ -327,6 +327,31 @@ def test_near_sources_are_taken_if_asked_for_and_the_patches_still_apply_exactly
     assert Resource(name, blob_id(path.read_bytes()), "gitBlob") in statement.inputs
 
 
+HANDLERS = "torch/csrc/distributed/c10d/control_plane/Handlers.hpp"
+
+
+def test_a_header_of_the_sources_that_is_not_on_record_is_refused_or_told(
+    toy: Toy, tmp_path: Path, shared_cache: Path
+) -> None:
+    """The official wheel does not have it, so it is compiled from the source tree."""
+    targets = toy.patches / "targets.toml"
+    lines = targets.read_text().splitlines(keepends=True)
+    targets.write_text("".join(line for line in lines if HANDLERS not in line))
+    path = toy.tree / HANDLERS
+    path.write_text(path.read_text() + "// changed\n")
+    there = f'"{HANDLERS}" = "{blob_id(path.read_bytes())}"'
+    for _ in ("compiled", "from the cache"):
+        refused(command(toy, tmp_path, shared_cache), errors.BlobMismatch, there)
+    assert not wheels_in(tmp_path / "out")
+    code, said = command(toy, tmp_path, shared_cache, "--allow-unverified")
+    assert code == 0, said
+    (made,) = wheels_in(tmp_path / "out")
+    assert made.name.startswith("torch-2.6.0+cu124.m8d1.unverified-")
+    statement = verify_wheel(made).statement
+    assert statement.tools["unverified"] == HANDLERS
+    assert Resource(HANDLERS, blob_id(path.read_bytes()), "gitBlob") in statement.inputs
+
+
 def edit_patch(toy: Toy, old: bytes, new: bytes) -> None:
     path = toy.patches / "v2.6.0" / "0001-cleanup-only.patch"
     data = path.read_bytes()

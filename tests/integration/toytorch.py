@@ -242,7 +242,9 @@ def write_patches(toy: Toy, scratch: Path) -> None:
 def write_target(toy: Toy, **changes: str) -> None:
     """Write targets.toml; a change replaces one line's value."""
     files = [
-        name for name in SOURCES if name.endswith(("version.txt", ".py")) or "nccl." in name or "NCCL" in name
+        name
+        for name in SOURCES
+        if name.endswith(("version.txt", ".py", "Handlers.hpp")) or "nccl." in name or "NCCL" in name
     ]
     values = {
         "version": '"2.6.0"',

@@ -35,6 +35,7 @@ from m8d_build.overlay.write import GRAFTED, write_patched
 from m8d_build.series.apply import patched_files, pristine_files
 from m8d_build.series.read import load_series
 from m8d_build.sources import fetch_source
+from m8d_build.sources.identity import not_recorded
 from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import pinned_requirements, read_facts
 from m8d_build.wheel.inspect import inspect_wheel
@@ -187,6 +188,8 @@ class _Build:
             facts = self.libraries(wheel)
         with step(Step.COMPILE):
             compiled = self.compile(facts, toolbox, layout, compiler)
+            read |= (beyond := self.beyond_record(compiled, layout))
+            unverified += beyond
         with step(Step.LINK):
             linked = self.link(compiled, packages)
         with step(Step.CHECK):
@@ -318,6 +321,23 @@ class _Build:
             budget_mb=self.settings.memory_mb,
             report=self.report,
         )
+
+    def beyond_record(self, compiled: Sequence[Compiled], layout: Layout) -> dict[str, bytes]:
+        """Return what was compiled from the source tree and has no blob id on record.
+
+        Headers that neither the stage nor the wheel has are found there.
+
+        Raises:
+            BlobMismatch: there is such a file, and unverified ones are not accepted.
+        """
+        names = sorted({name for unit in compiled for name in unit.files})
+        paths = [name.partition(":")[2] for name in names if name.startswith("source:")]
+        found = {
+            path: (layout.source / path).read_bytes() for path in paths if not self.request.target.blob(path)
+        }
+        if found and not self.request.allow_unverified:
+            raise not_recorded(found, self.request.target)
+        return found
 
     def link(self, compiled: Sequence[Compiled], packages: dict[str, Path]) -> Linked:
         official = read_library(self.work / GRAFTED)

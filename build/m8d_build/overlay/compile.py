@@ -20,7 +20,7 @@ from m8d_build.files.blobs import file_sha256
 from m8d_build.overlay.plan import next_to_start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from m8d_build.overlay.plan import CompileJob, Layout
     from m8d_build.progress import Reporter
@@ -45,12 +45,14 @@ class Compiled:
         path: the object, in the folder of this build: others may replace what the cache has under its key.
         cached: whether it was there already.
         seconds: how long the compiler took (0 if cached).
+        files: what it read of the stage and of the source tree ("source:torch/csrc/a.hpp"), with SHA-256.
     """
 
     job: CompileJob
     path: Path
     cached: bool
     seconds: float
+    files: Mapping[str, str]
 
 
 def compiler_identity(compiler: str, std: str = OLDEST_STD) -> str:
@@ -127,7 +129,7 @@ def compile_all(
         key = _key(job, identity, toolbox_identity, staged)
         found = _lookup(store, key, job, layout)
         if found is not None:
-            done[job.unit] = Compiled(job, found, cached=True, seconds=0.0)
+            done[job.unit] = found
             report.note(f"{job.unit}: unchanged")
         else:
             todo.append((job, key))
@@ -174,11 +176,8 @@ def _compile(
             cancel=stop,
             next_step="Look at the log; a compiler too new for this torch is named by M8D_CXX=g++-12, say",
         )
-        manifest = {
-            "schema": CACHE_SCHEMA,
-            "unit": job.unit,
-            "files": _dependencies(os.fsdecode(deps.read_bytes()), layout),
-        }
+        files = _dependencies(os.fsdecode(deps.read_bytes()), layout)
+        manifest = {"schema": CACHE_SCHEMA, "unit": job.unit, "files": files}
         target = store / f"{key}.o"
         with tempfile.TemporaryDirectory(prefix=".part-", dir=store) as aside:  # as another build may
             kept, said = Path(aside, target.name), Path(aside, f"{key}.json")
@@ -186,7 +185,7 @@ def _compile(
             said.write_text(json.dumps({**manifest, "object": file_sha256(kept)}, indent=1))
             kept.replace(target)
             said.replace(target.with_suffix(".json"))  # last: an object without its manifest is not one
-    return Compiled(job, made, cached=False, seconds=finished.seconds)
+    return Compiled(job, made, cached=False, seconds=finished.seconds, files=files)
 
 
 def _key(job: CompileJob, identity: str, toolbox_identity: str, staged: Sequence[str]) -> str:
@@ -195,7 +194,7 @@ def _key(job: CompileJob, identity: str, toolbox_identity: str, staged: Sequence
     return sha256("\0".join([*parts, *staged]).encode()).hexdigest()
 
 
-def _lookup(store: Path, key: str, job: CompileJob, layout: Layout) -> Path | None:
+def _lookup(store: Path, key: str, job: CompileJob, layout: Layout) -> Compiled | None:
     """Return a copy of the object if it is whole and nothing it was made from has changed."""
     made, manifest = layout.work / job.name, store / f"{key}.json"
     try:
@@ -212,7 +211,7 @@ def _lookup(store: Path, key: str, job: CompileJob, layout: Layout) -> Path | No
                 return None
     except (OSError, ValueError, KeyError, AttributeError):
         return None
-    return made
+    return Compiled(job, made, cached=True, seconds=0.0, files=data["files"])
 
 
 def _dependencies(rule: str, layout: Layout) -> dict[str, str]:

@@ -9,12 +9,12 @@ from m8d_build.errors import BlobMismatch
 from m8d_build.files.blobs import blob_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from m8d_build.targets import Target
 
-__all__ = ["Difference", "differences", "mismatch", "unrecorded"]
+__all__ = ["Difference", "differences", "mismatch", "not_recorded", "unrecorded"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,16 @@ def mismatch(
         rule="Each file must have the git blob id patches/targets.toml names",
         next_step=f"Use the untouched sources of {target.tag}"
         + (", or --allow-unverified if you know why they differ" if allowable else ""),
+    )
+
+
+def not_recorded(found: Mapping[str, bytes], target: Target) -> BlobMismatch:
+    """Return the error for files that a build has read, and whose blob ids the target does not know."""
+    listed = "".join(f'\n  "{path}" = "{blob_id(data)}"' for path, data in found.items())
+    return BlobMismatch(
+        f"{len(found)} of the files that were compiled have no blob id on record for {target.tag}:{listed}",
+        rule="Each file of PyTorch's sources that a build reads is in [target.files] of patches/targets.toml",
+        next_step="Compare them with the release and add these lines there, or --allow-unverified",
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from m8d_build.errors import CommandFailed, CompilerMissing
+from m8d_build.files.blobs import file_sha256
 from m8d_build.overlay.compile import Compiled, compile_all, compiler_identity
 from m8d_build.overlay.plan import CompileJob, Layout
 from m8d_build.progress import Silent
@@ -172,6 +173,14 @@ def test_the_manifest_names_what_was_read_by_place_and_digest(layout: Layout) ->
     build(layout, units=("unit.cpp",))
     files = json.loads(in_cache(layout, ".json", unit="unit.cpp").read_text())["files"]
     assert set(files) == {"stage:unit.cpp", "stage:own.h", "source:late.h"}
+
+
+def test_a_compiled_unit_says_what_it_read_also_when_it_comes_from_the_cache(layout: Layout) -> None:
+    for cached in (False, True):
+        unit = build(layout)["unit.cpp"]
+        assert unit.cached == cached
+        assert unit.files["source:late.h"] == file_sha256(layout.source / "late.h")
+        assert set(unit.files) == {"stage:unit.cpp", "stage:own.h", "source:late.h"}
 
 
 def test_a_failing_compiler_says_what_and_where(layout: Layout) -> None:
