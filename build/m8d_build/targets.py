@@ -123,6 +123,8 @@ class Target:
     # (`Series.digest`); 0 and "" where it has no number yet.
     build: int = 0
     series: str = ""
+    # SHA-256 of the wheels of packages with headers, by "name==version".
+    packages: Mapping[str, str] = field(default_factory=dict)
 
     def folder(self, patches: Path) -> Path:
         """Return where this target's series is."""
@@ -231,6 +233,7 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
             distro_sha256=raw.get("distro_sha256", ""),
             build=int(raw.get("build", 0)),
             series=raw.get("series", ""),
+            packages=MappingProxyType(dict(raw.get("packages", {}))),
         )
     except (KeyError, ValueError, TypeError) as exc:
         raise _bad(path, where, f"breaks the schema: {type(exc).__name__}: {exc}") from exc
@@ -241,9 +244,10 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
         raise _bad(path, where, "distro_sha256 must be 64 hex digits")
     if target.build < 0 or bool(target.build) != bool(_DIGEST.fullmatch(target.series)):
         raise _bad(path, where, "needs build (1 or more) and series (12 hex digits), or neither")
-    for wheel in target.wheels:
-        if not _SHA256.fullmatch(wheel.sha256):
-            raise _bad(path, where, f"sha256 of {wheel.filename} must be 64 hex digits")
+    digests = {**target.packages, **{wheel.filename: wheel.sha256 for wheel in target.wheels}}
+    for name, sha256 in digests.items():
+        if not _SHA256.fullmatch(sha256):
+            raise _bad(path, where, f"sha256 of {name} must be 64 hex digits")
     if target.status is Status.VERIFIED and not (
         target.wheels and target.units and target.abi and target.topics
     ):

@@ -352,6 +352,26 @@ def test_a_header_of_the_sources_that_is_not_on_record_is_refused_or_told(
     assert Resource(HANDLERS, blob_id(path.read_bytes()), "gitBlob") in statement.inputs
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_package_that_is_not_the_one_on_record_is_refused_or_told(
+    toy: Toy, tmp_path: Path, shared_cache: Path, recorded: bool
+) -> None:
+    """Its headers are compiled in. Without a record there is nothing to refuse, and the wheel says so."""
+    targets = toy.patches / "targets.toml"
+    lines = targets.read_text().splitlines(keepends=True)
+    other = f'"toy-nccl==1.0" = "{"0" * 64}"\n' if recorded else ""
+    targets.write_text("".join(other if line.startswith('"toy-nccl==1.0"') else line for line in lines))
+    if recorded:
+        refused(command(toy, tmp_path, shared_cache), errors.WheelUnreachable, "expected " + "0" * 64)
+        assert not wheels_in(tmp_path / "out")
+    code, said = command(toy, tmp_path, shared_cache, *(("--allow-unverified",) if recorded else ()))
+    assert code == 0, said
+    assert ("no SHA-256 is recorded for toy-nccl==1.0" in said) != recorded
+    (made,) = wheels_in(tmp_path / "out")
+    assert made.name.startswith("torch-2.6.0+cu124.m8d1.unverified-")
+    assert verify_wheel(made).statement.tools["unverified"] == "toy-nccl==1.0"
+
+
 def edit_patch(toy: Toy, old: bytes, new: bytes) -> None:
     path = toy.patches / "v2.6.0" / "0001-cleanup-only.patch"
     data = path.read_bytes()

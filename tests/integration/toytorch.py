@@ -268,6 +268,8 @@ def write_target(toy: Toy, **changes: str) -> None:
         "[target.files]",
     ]
     lines += [f'"{name}" = "{blob_id(SOURCES[name].encode())}"' for name in files]
+    (package,) = toy.packages.glob("*.whl")
+    lines += ["[target.packages]", f'"toy-nccl==1.0" = "{hashlib.sha256(package.read_bytes()).hexdigest()}"']
     digest = hashlib.sha256(toy.wheel.read_bytes()).hexdigest()
     lines += [
         "[[target.wheels]]",

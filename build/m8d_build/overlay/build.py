@@ -184,6 +184,8 @@ class _Build:
             ]
         with step(Step.HEADERS):
             toolbox, packages = self.headers(wheel)
+            digests = {name: file_sha256(path) for name, path in packages.items()}
+            unverified += [name for name, found in digests.items() if target.packages.get(name) != found]
         with step(Step.LIBRARIES):
             facts = self.libraries(wheel)
         with step(Step.COMPILE):
@@ -211,7 +213,7 @@ class _Build:
                 self.settings,
                 more=self.replaced(wheel, touched),
                 inputs=(
-                    *(file_input(name, file_sha256(path)) for name, path in packages.items()),
+                    *(file_input(name, digest) for name, digest in digests.items()),
                     file_input(f"native/{NATIVE.name}", file_sha256(NATIVE)),
                     *source_inputs(read),
                 ),
@@ -287,8 +289,14 @@ class _Build:
         packages: dict[str, Path] = {}
         for requirement in required:
             name, _, version = requirement.partition("==")
+            recorded = target.packages.get(requirement, "")
+            if not recorded:
+                self.report.note(f"no SHA-256 is recorded for {requirement}: the wheel counts as unverified")
+            wanted = "" if self.request.allow_unverified else recorded
             packages[requirement] = get_wheel(
-                WheelRequest(name, version, self.request.python), self.settings, reporter=self.report
+                WheelRequest(name, version, self.request.python, sha256=wanted),
+                self.settings,
+                reporter=self.report,
             )
         return prepare_headers(wheel.path, packages, self.settings.cache), packages
 

@@ -97,6 +97,7 @@ def test_the_newest_verified_target_is_that_of_the_python(tmp_path):
         ({**ENTRY, "version": "new"}, "new"),
         ({**ENTRY, "files": {"x.cpp": "abc"}}, "40 hex"),
         ({**VERIFIED, "wheels": [{**WHEEL, "sha256": "0"}]}, "64 hex"),
+        ({**VERIFIED, "packages": {"nvidia-nccl-cu12==2.21.5": "0"}}, "sha256 of nvidia-nccl-cu12==2.21.5"),
         ({**VERIFIED, "wheels": []}, "verified, so it must name"),
         ({**VERIFIED, "topics": []}, "verified, so it must name"),
     ],
@@ -128,3 +129,6 @@ def test_the_shipped_targets_load_and_nothing_is_called_more_than_it_is():
         else:
             assert target.topics, target.version
             assert (target.folder(REAL) / "series").is_file(), target.version
+            recorded = {requirement.partition("==")[0] for requirement in target.packages}
+            assert set(target.build_packages) <= set(target.packages), target.version
+            assert set(target.pinned_packages) <= recorded, target.version
