@@ -122,6 +122,8 @@ def run(
     environ = {**os.environ, **(env or {})}
     started = time.monotonic()
     sink = log.open("ab") if log is not None else None
+    # A run before this one, which failed for another reason, has written there too.
+    since = log.stat().st_size if log is not None else 0
     process: subprocess.Popen[bytes] | None = None
     try:
         if sink is not None:
@@ -146,7 +148,7 @@ def run(
                 f"stopped: {what}" if stopped else f"could not {what} within {timeout:.0f} s",
                 next_step=next_step,
                 log=log,
-                tail=tail_of(log),
+                tail=tail_of(log, since=since),
             )
         out, err = ended
     finally:
@@ -155,7 +157,7 @@ def run(
     stdout = (out or b"").decode(errors="replace")
     if process.returncode != 0:
         said = stdout + (err or b"").decode(errors="replace")
-        text = tail_of(log) if log else "\n".join(said.splitlines()[-TAIL_LINES:])
+        text = tail_of(log, since=since) if log else "\n".join(said.splitlines()[-TAIL_LINES:])
         raise CommandFailed(
             f"could not {what}: {Path(argv[0]).name} {_ending(process.returncode)}",
             next_step=next_step,
@@ -165,11 +167,12 @@ def run(
     return Finished(stdout=stdout, seconds=time.monotonic() - started)
 
 
-def tail_of(log: Path | None, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log, "" if there is none."""
+def tail_of(log: Path | None, lines: int = TAIL_LINES, *, since: int = 0) -> str:
+    """Return the last lines of a log, of what is after ``since`` bytes; "" if there is none."""
     if log is None or not log.exists():
         return ""
     with log.open(encoding="utf-8", errors="replace") as file:
+        file.seek(since)
         return "".join(deque(file, maxlen=lines)).rstrip()
 
 

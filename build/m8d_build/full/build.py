@@ -12,7 +12,7 @@ from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.files.lock import LOCK_NAME, hold
 from m8d_build.full.finished import Finished, load_state, remaining, save_state
 from m8d_build.full.steps import Command
-from m8d_build.proc import run, tail_of
+from m8d_build.proc import run
 from m8d_build.wheel.marking import mode_of
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _command(command: Command, step: Step, log: Path) -> None:
             exc.value,
             next_step=f"{advice}. The next run goes on with this step" if advice else "",
             log=exc.log,
-            tail=exc.tail or tail_of(log),
+            tail=exc.tail,
         ) from exc
 
 

@@ -111,6 +111,20 @@ def test_a_failed_step_names_log_last_lines_and_what_to_do(three, tmp_path):
     assert calls(tmp_path) == ["one", "two"]
 
 
+def test_a_failure_has_nothing_of_a_run_before(three, tmp_path):
+    """Its log is the same file, and a disk may have been full then."""
+    plan = three()
+    plan.layout.logs.mkdir(parents=True)
+    (plan.layout.logs / "two.log").write_text("No space left on device\n")
+    missing = replace(plan.steps[1].parts[0], argv=(str(tmp_path / "no-such-program"),))
+    for part in (missing, plan.steps[1].parts[0]):
+        (tmp_path / "fail-two").touch()
+        steps = (plan.steps[0], replace(plan.steps[1], parts=(part,)), plan.steps[2])
+        with pytest.raises(CommandFailed) as caught:
+            run_full(replace(plan, steps=steps), NoActions(), Silent())
+        assert "No space" not in caught.value.tail
+
+
 def test_the_next_run_goes_on_at_the_failed_step(three, tmp_path):
     (tmp_path / "fail-two").touch()
     with pytest.raises(CommandFailed):

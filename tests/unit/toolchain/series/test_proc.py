@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from m8d_build import proc
-from m8d_build.errors import CommandFailed, PrerequisiteMissing
+from m8d_build.errors import CommandFailed, DiskFull, PrerequisiteMissing
+from m8d_build.files.disk import needs_room
 
 
 def python(code: str) -> list[str]:
@@ -51,6 +52,19 @@ def test_a_failure_carries_status_log_and_last_lines(tmp_path: Path) -> None:
     assert caught.value.tail.splitlines()[-1] == "line 99"
     assert len(caught.value.tail.splitlines()) == proc.TAIL_LINES
     assert caught.value.next_step == "Look at the log"
+
+
+def test_the_last_lines_are_those_of_this_run_not_of_one_before(tmp_path: Path) -> None:
+    """That a disk was full yesterday does not make another failure one of the disk."""
+    log = tmp_path / "x.log"
+    with pytest.raises(DiskFull), needs_room(tmp_path, "counting"):
+        proc.run(python("raise SystemExit('No space left on device')"), what="count", log=log)
+    with pytest.raises(CommandFailed, match="exited") as caught, needs_room(tmp_path, "counting"):
+        proc.run(python("raise SystemExit('Killed')"), what="count", log=log)
+    assert caught.value.tail.splitlines()[1:] == ["Killed"]
+    with pytest.raises(CommandFailed, match="within") as caught, needs_room(tmp_path, "waiting"):
+        proc.run(["sleep", "600"], what="wait", log=log, timeout=0.5)
+    assert caught.value.tail == "$ sleep 600"
 
 
 def test_a_signal_is_named() -> None:
