@@ -85,14 +85,14 @@ def prepare_headers(torch_wheel: Path, package_wheels: Mapping[str, Path], cache
     # By what the headers are, not by the wheel: those for several Pythons have the same, and share their
     # objects. Nor by its name, which another file may have had before.
     own = _headers_digest(torch_wheel, _is_torch_header)
-    torch_root = cache / "headers" / f"torch-{own[:16]}"
+    torch_root = cache / "headers" / f"torch-{own[:32]}"
     _once(torch_root, lambda into: extract(torch_wheel, into, _is_torch_header))
     includes: list[Path] = []
     packages = []
     for requirement, wheel in package_wheels.items():
         digest = _headers_digest(wheel, _is_header)
         packages.append(f"{wheel.name} {digest}")
-        root = cache / "headers" / f"{wheel.stem}-{digest[:16]}"
+        root = cache / "headers" / f"{wheel.stem}-{digest[:32]}"
         _once(root, lambda into, wheel=wheel: extract(wheel, into, _is_header))  # type: ignore[misc]
         found = sorted(
             path for path in root.rglob("include") if path.is_dir() and "include" not in path.parent.parts
@@ -186,9 +186,13 @@ def extract(wheel: Path, into: Path, wanted: Callable[[str], bool], *, jobs: int
 
 
 def _headers_digest(wheel: Path, wanted: Callable[[str], bool]) -> str:
-    """Digest names, sizes and CRCs of a wheel's headers, from its directory alone."""
+    """Digest names and contents of a wheel's headers (half a second): its directory has only CRCs of them."""
     with _opened(wheel) as archive:
-        entries = [f"{m.filename} {m.file_size} {m.CRC}" for m in archive.infolist() if wanted(m.filename)]
+        entries = [
+            f"{m.filename} {sha256(archive.read(m)).hexdigest()}"
+            for m in archive.infolist()
+            if wanted(m.filename)
+        ]
     return sha256("\n".join(sorted(entries)).encode()).hexdigest()
 
 

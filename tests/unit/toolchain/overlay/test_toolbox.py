@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,37 @@ def test_a_packages_wheel_that_was_replaced_by_another_has_its_own_headers(
     after = prepare_headers(torch, {"x==1": cuda}, tmp_path / "cache")
     assert (after.system_includes[0] / "cuda.h").read_text() == "CUDA"
     assert after.identity != before.identity
+
+
+@pytest.mark.parametrize("of", ["torch", "package"])
+def test_headers_with_the_size_and_crc_of_others_are_not_taken_for_them(
+    tmp_path: Path, torch: Path, cuda: Path, of: str
+) -> None:
+    """A file given once with --allow-unverified would be in later builds of the official one."""
+    name = "torch/include/a.h" if of == "torch" else "nvidia/cuda_runtime/include/cuda.h"
+    texts = [b"#define OFFICIAL 1\n//    \n", b"#define OFFICIAL 2\n//    \n"]
+    texts[1] = with_crc(texts[1], zlib.crc32(texts[0]))
+    assert (len(texts[0]), zlib.crc32(texts[0])) == (len(texts[1]), zlib.crc32(texts[1]))
+    made = []
+    for text in reversed(texts):
+        with zipfile.ZipFile(torch if of == "torch" else cuda, "w") as archive:
+            archive.writestr(name, text)
+        found = prepare_headers(torch, {"x==1": cuda}, tmp_path / "cache")
+        folder = found.torch_include if of == "torch" else found.system_includes[0]
+        assert (folder / Path(name).name).read_bytes() == text
+        made.append(found.identity)
+    assert made[0] != made[1]
+
+
+def with_crc(data: bytes, wanted: int) -> bytes:
+    """Return data with other last four bytes, so that its CRC-32 is ``wanted``."""
+    table = [zlib.crc32(bytes([i])) ^ zlib.crc32(b"\0") for i in range(256)]  # of the last byte alone
+    register = wanted ^ 0xFFFFFFFF
+    for _ in range(4):
+        index = next(i for i in range(256) if table[i] >> 24 == register >> 24)
+        register = ((register ^ table[index]) << 8) | index
+    state = zlib.crc32(data[:-4]) ^ 0xFFFFFFFF
+    return data[:-4] + (register ^ state).to_bytes(4, "little")
 
 
 def test_a_package_without_headers_is_named(tmp_path: Path, torch: Path) -> None:
