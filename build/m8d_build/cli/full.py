@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from m8d_build.full.plan import jobs_for, plan_full
 from m8d_build.full.preflight import Need, Problem, choose_route, preflight, require
 from m8d_build.full.recipes import load_recipes
 from m8d_build.full.steps import Command, FullOptions, Inputs
+from m8d_build.gitrepo.tree import is_git_tree
 from m8d_build.progress import Progress
 from m8d_build.series.read import load_series
 from m8d_build.series.verify import reject, verify
@@ -116,7 +117,10 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         target,
         recipe,
         options,
-        _inputs(series, recipes, target.version),
+        replace(
+            _inputs(series, recipes, target.version),
+            known_commit=options.source == "git" or is_git_tree(Path(options.source)),
+        ),
         cxx11_abi=bool(target.abi and target.abi.cxx11_abi),
     )
     problems = [*preflight(need, machine), *_source_problem(args.source, plan.layout.work)]

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.errors import BlobMismatch, CheckFailed, PrerequisiteMissing, WrongTree
+from m8d_build.errors import BlobMismatch, CheckFailed, DirtyTree, PrerequisiteMissing, WrongTree
 from m8d_build.files.disk import copy_sources
 from m8d_build.full.portable import Tools, built_wheel, finish_wheel
 from m8d_build.full.steps import Act
+from m8d_build.gitrepo.tree import changed_files, head_commit, is_git_tree
 from m8d_build.proc import run
-from m8d_build.series.apply import apply_series, revert_series, tree_version
+from m8d_build.series.apply import apply_series, pristine_files, revert_series, tree_version
 from m8d_build.series.receipt import load_receipt
 from m8d_build.sources.identity import differences, mismatch
 from m8d_build.wheel.inspect import TopicStatus, inspect_wheel
 from m8d_build.wheel.marking import mode_of
+from m8d_build.wheel.provenance import source_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +95,17 @@ class StandardActions:
             builder=self.builder,
         )
         wheel = built_wheel(Path(action["dist"]))
-        made = finish_wheel(plan, wheel, self.series, tools, scratch=Path(action["scratch"]), log=log)
+        read = pristine_files(plan.layout.tree, [file.path for file in self.target.files])
+        made = finish_wheel(
+            plan,
+            wheel,
+            self.series,
+            tools,
+            commit=self.target.commit,
+            inputs=source_inputs(read),
+            scratch=Path(action["scratch"]),
+            log=log,
+        )
         shutil.rmtree(action["scratch"])
         return made.path
 
@@ -137,6 +149,7 @@ def check_tree(tree: Path, target: Target) -> None:
         WrongTree: it is another version's, none of PyTorch's, or lacks submodules (the distribution's source
             packages do: they serve for ``overlay``, not here).
         BlobMismatch: a file the target names differs.
+        DirtyTree: another file of a clone differs from the commit.
     """
     version = tree_version(tree)
     if version != target.version:
@@ -166,6 +179,26 @@ def check_tree(tree: Path, target: Target) -> None:
     found = differences(tree, target)
     if found:
         raise mismatch(str(tree), found, target, allowable=False)
+    if is_git_tree(tree):
+        _check_clone(tree, target)
+
+
+def _check_clone(tree: Path, target: Target) -> None:
+    """All of it is compiled, not only the files the target names: git knows whether it is the tag's."""
+    commit = head_commit(tree)
+    if target.commit and commit != target.commit:
+        raise WrongTree(
+            f"{tree} is at commit {commit or 'none'}",
+            rule=f"the official {target.version} was built from {target.commit}",
+            next_step=f"Check out {target.tag} there, with `git submodule update --init --recursive`",
+        )
+    if changed := changed_files(tree, submodules=True):
+        shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        raise DirtyTree(
+            f"not as in the commit in {tree}: {shown}",
+            rule="all files are compiled, so all are those of the tag",
+            next_step="Stash or undo these changes, or use --source git",
+        )
 
 
 def submodule_paths(tree: Path) -> tuple[str, ...]:

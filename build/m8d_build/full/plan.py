@@ -41,7 +41,7 @@ def plan_full(
         inputs: contents of the files it depends on.
         cxx11_abi: how the official wheel was compiled.
     """
-    local = local_label(recipe.cuda.label, target, inputs.series)
+    local = local_label(recipe.cuda.label, target, inputs.series, verified=inputs.known_commit)
     version = f"{target.version}+{local}"
     layout = Layout.of(target.version, recipe.cuda.label, options.python, options.out)
     steps = [
@@ -73,6 +73,7 @@ def plan_full(
         python_tag=python_tag(options.python),
         rpath=recipe.cuda.rpath,
         cxx11_abi=cxx11_abi,
+        known_commit=inputs.known_commit,
     )
 
 

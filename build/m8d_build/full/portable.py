@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from m8d_build.series.read import Series
     from m8d_build.wheel.repack import Repacked
     from m8d_build.wheel.wheelfile import WheelFile
+    from multiworld.provenance.statement import Resource
 
 __all__ = ["Tools", "built_wheel", "finish_wheel", "platform_tag", "rpath_of", "shared_libraries"]
 
@@ -94,7 +95,15 @@ def platform_tag(floors: Iterable[tuple[int, ...]]) -> str:
 
 
 def finish_wheel(
-    plan: FullPlan, wheel: WheelFile, series: Series, tools: Tools, *, scratch: Path, log: Path
+    plan: FullPlan,
+    wheel: WheelFile,
+    series: Series,
+    tools: Tools,
+    *,
+    commit: str,
+    inputs: Iterable[Resource],
+    scratch: Path,
+    log: Path,
 ) -> Repacked:
     """Check a built wheel and write the finished one into the plan's ``out``.
 
@@ -103,11 +112,14 @@ def finish_wheel(
         wheel: what ``bdist_wheel`` left.
         series: the patches that were in its sources.
         tools: patchelf, libgomp, version.
+        commit: of PyTorch's sources, as the target names it.
+        inputs: files of these sources.
         scratch: a folder for unpacked libraries.
         log: where patchelf's output goes.
 
     Raises:
-        CheckFailed: it is not what was planned: another version or C++ ABI, or the patches are not in it.
+        CheckFailed: it is not what was planned: another version, commit or C++ ABI, or the patches are not
+            in it.
         WheelInvalid: it is damaged.
         ElfInvalid: one of its libraries is.
         CommandFailed: patchelf failed.
@@ -118,6 +130,12 @@ def finish_wheel(
     if stated.version != plan.version:
         raise CheckFailed(
             f"the built wheel is {stated.version}", rule=f"{plan.version} was built", next_step=_ASK_AGAIN
+        )
+    if plan.known_commit and commit and stated.git_version != commit:
+        raise CheckFailed(
+            f"the built wheel is of commit {stated.git_version}",
+            rule=f"{commit} was built",
+            next_step=_ASK_AGAIN,
         )
     marker = Marker(
         torch=plan.torch,
@@ -156,7 +174,11 @@ def finish_wheel(
         plan.layout.out,
         changes,
         marker,
-        origin=Origin(patch_inputs(series), compiler="; ".join(compiled_by)),
+        origin=Origin(
+            (*patch_inputs(series), *inputs),
+            compiler="; ".join(compiled_by),
+            unverified=() if plan.known_commit else ("pytorch",),
+        ),
         platform=platform_tag(floors),
     )
 

@@ -133,12 +133,15 @@ class Inputs:
         environment: text of the conda environment file.
         requirements: path and text of the pip requirements.
         libraries: path and text of the requirements for NVIDIA's packages.
+        known_commit: whether the sources are a clone, which can be compared with its commit. From others a
+            wheel counts as unverified.
     """
 
     series: str
     environment: str
     requirements: tuple[str, str]
     libraries: tuple[str, str]
+    known_commit: bool = True
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,7 @@ class FullPlan:
         python_tag: "cp311".
         rpath: NVIDIA's library folders in site-packages.
         cxx11_abi: the std::string ABI the result must have.
+        known_commit: as in `Inputs`.
     """
 
     torch: str
@@ -205,6 +209,7 @@ class FullPlan:
     python_tag: str
     rpath: tuple[str, ...]
     cxx11_abi: bool
+    known_commit: bool = True
 
     def as_json(self) -> dict[str, object]:
         """Return it as plain values, for ``--json``."""

@@ -89,8 +89,12 @@ def uncommitted(tree: Path, blobs: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(p for p in paths if not head.get(p, "") == staged.get(p, "") == blobs[p])
 
 
-def changed_files(tree: Path) -> tuple[str, ...]:
+def changed_files(tree: Path, *, submodules: bool = False) -> tuple[str, ...]:
     """Return the tracked files that differ from the commit, deleted ones included.
+
+    Args:
+        tree: root of the work tree.
+        submodules: also those submodules in which such files are, whatever .gitmodules says of them.
 
     Raises:
         CommandFailed: git failed.
@@ -98,7 +102,8 @@ def changed_files(tree: Path) -> tuple[str, ...]:
     """
     if not head_commit(tree):
         return ()
-    _, out, _ = _git(tree, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", "HEAD", "--")
+    more = ["--ignore-submodules=untracked"] if submodules else []
+    _, out, _ = _git(tree, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", *more, "HEAD", "--")
     return tuple(name for name in out.decode(errors="surrogateescape").split("\0") if name)
 
 

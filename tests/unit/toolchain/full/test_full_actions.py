@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from kits.patchkit import commit_all
 from kits.provenancekit import patched_wheel
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from m8d_build.errors import (
     BlobMismatch,
     CheckFailed,
     CommandFailed,
+    DirtyTree,
     DiskFull,
     PreflightFailed,
     PrerequisiteMissing,
@@ -37,12 +39,14 @@ from m8d_build.full.plan import plan_full
 from m8d_build.full.portable import built_wheel, platform_tag, rpath_of, shared_libraries
 from m8d_build.full.recipes import load_recipes
 from m8d_build.full.steps import Act, Action, Command, FullOptions, Inputs, Layout, Step
+from m8d_build.gitrepo.tree import head_commit
 from m8d_build.progress import Silent
 from m8d_build.series.read import Series, load_series
 from m8d_build.settings import Settings
 from m8d_build.targets import Abi, Status, Target
 from m8d_build.wheel.wheelfile import open_wheel
-from multiworld.provenance.statement import STATEMENT_NAME
+from multiworld.provenance.statement import STATEMENT_NAME, Resource
+from multiworld.provenance.wheel import verify_wheel
 from multiworld.shim.loader import LOADER_ENTRY, loader_text
 
 
@@ -126,6 +130,44 @@ def test_a_tree_that_is_not_the_tags_is_refused(tmp_path, name, text, error, mes
     with pytest.raises(error, match=message) as caught:
         check_tree(tree, make_target())
     assert "--allow-unverified" not in str(caught.value), "the full build has no such option"
+
+
+def make_clone(folder: Path) -> tuple[Path, Target]:
+    """A clone with a submodule that, as PyTorch's do, asks git to ignore changes in it."""
+    tree = make_tree(folder)
+    commit_all(tree / "third_party/x")
+    (tree / ".gitmodules").write_text((tree / ".gitmodules").read_text() + "\tignore = dirty\n")
+    commit_all(tree)
+    return tree, replace(make_target(), commit=head_commit(tree))
+
+
+@pytest.mark.git
+def test_a_clone_at_the_commit_passes_with_files_that_git_does_not_know(tmp_path):
+    tree, target = make_clone(tmp_path / "t")
+    (tree / "notes").touch()
+    (tree / "third_party/x/notes").touch()
+    check_tree(tree, target)
+    copied = tmp_path / "copy"
+    shutil.copytree(tree, copied)
+    check_tree(copied, target)
+
+
+@pytest.mark.git
+def test_a_clone_at_another_commit_is_refused(tmp_path):
+    tree, target = make_clone(tmp_path / "t")
+    (tree / "setup.py").write_text("more = 1\n")
+    commit_all(tree)
+    with pytest.raises(WrongTree, match=f"is at commit {head_commit(tree)}"):
+        check_tree(tree, target)
+
+
+@pytest.mark.git
+@pytest.mark.parametrize("changed", ["setup.py", "third_party/x/CMakeLists.txt"])
+def test_a_clone_with_a_file_that_is_not_as_in_the_commit_is_refused(tmp_path, changed):
+    tree, target = make_clone(tmp_path / "t")
+    (tree / changed).write_text("more\n")
+    with pytest.raises(DirtyTree, match="setup.py" if changed == "setup.py" else "third_party/x"):
+        check_tree(tree, target)
 
 
 @pytest.mark.parametrize(("full", "error"), [(True, DiskFull), (False, WrongTree)])
@@ -323,6 +365,9 @@ def test_the_whole_plan_makes_a_marked_wheel(tmp_path, machine):
     assert marker["topics"][0]["sha256"] == series.patches[0].sha256
     (stated,) = (json.loads(wheel.read(name)) for name in wheel.entries if name.endswith(STATEMENT_NAME))
     assert "GCC" in stated["predicate"]["buildDefinition"]["internalParameters"]["compiler"]
+    statement = verify_wheel(result.wheel).statement
+    assert Resource("torch/a.cpp", git_blob(SOURCE), "gitBlob") in statement.inputs
+    assert "unverified" not in statement.tools
     assert any(name.endswith("/NOTICE.multiworld") for name in wheel.entries)
     assert any(name.endswith("/LICENSE.multiworld") for name in wheel.entries)
     said = machine["log"].read_text()
@@ -437,6 +482,31 @@ def test_a_wheel_of_another_version_is_refused(tmp_path, machine):
     plan = replace(real_plan(tmp_path, machine, series), version="2.6.0+cu124.m8d9")
     with pytest.raises(CheckFailed, match=r"the built wheel is 2\.6\.0\+cu124\.m8d1"):
         run_full(plan, actions_of(tmp_path, series), Silent())
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("clone", [True, False])
+def test_a_wheel_of_another_commit_is_refused_and_one_of_an_unknown_commit_says_so(tmp_path, machine, clone):
+    series = make_series(tmp_path / "patches")
+    actions = replace(actions_of(tmp_path, series), target=replace(make_target(), commit="d" * 40))
+    plan = replace(real_plan(tmp_path, machine, series), known_commit=clone)
+    if clone:
+        with pytest.raises(CheckFailed, match=f"is of commit {'c' * 40}"):
+            run_full(plan, actions, Silent())
+        assert not list((tmp_path / "out").glob("*.whl"))
+    else:
+        made = run_full(plan, actions, Silent()).wheel
+        assert verify_wheel(made).statement.tools["unverified"] == "pytorch"
+
+
+@pytest.mark.git
+@pytest.mark.parametrize("clone", [True, False])
+def test_sources_that_are_no_clone_make_an_unverified_wheel(repository, tmp_path, clone):
+    tree = make_tree(tmp_path / "tree")
+    if clone:
+        commit_all(tree)
+    said = execute(repository, "--torch", "2.6.0", "--source", str(tree), "--plan")[1]
+    assert ("m8d1.unverified, built in" in said) != clone
 
 
 @pytest.mark.compiler
