@@ -284,6 +284,7 @@ def _download(request: WheelRequest, folder: Path, retry: Retry, pip: Pip, repor
                     pip(
                         _command(request, Path(part)),
                         what=f"download {request}",
+                        env={"TMPDIR": part},  # pip unpacks there; a full disk is then the cache's
                         timeout=max(deadline - retry.clock(), 1.0),
                     )
                 got = _got(request, Path(part))

@@ -292,7 +292,7 @@ def pip_check(environment: Environment) -> str:
 def _make_whole(folder: Path, recipe: Recipe, log: Path) -> None:
     python = interpreter_for([recipe.python_tag])
     proc.run([python, "-I", "-m", "venv", folder], what="make a virtual environment", log=log, timeout=120)
-    _pip_install(_python_of(folder), recipe.requirement, [], log)
+    _pip_install(folder, recipe.requirement, [], log)
 
 
 def _make_thin(folder: Path, recipe: Recipe, base: Environment, log: Path) -> None:
@@ -305,22 +305,26 @@ def _make_thin(folder: Path, recipe: Recipe, base: Environment, log: Path) -> No
                             rule="they must be of one Python", next_step="Use --stock auto")  # fmt: skip
     for name in names_to_link((entry.name for entry in base.site.iterdir()), recipe.brings):
         (site / name).symlink_to(base.site / name)
-    _pip_install(_python_of(folder), recipe.requirement, ["--no-deps", "--no-index"], log)
+    _pip_install(folder, recipe.requirement, ["--no-deps", "--no-index"], log)
 
 
-def _pip_install(python: Path, requirement: str, options: list[str], log: Path) -> None:
+def _pip_install(folder: Path, requirement: str, options: list[str], log: Path) -> None:
     command: list[str | Path] = [
-        python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5",
+        _python_of(folder), "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5",
         "--timeout", "60",
         "install", "--no-compile", "--no-warn-script-location", "--progress-bar", "off", *options,
         requirement,
     ]  # fmt: skip
     what = f"install {requirement}"
-    failed = _network_failure(command, what, log)
+    # pip unpacks gigabytes there: a full disk is then that of the environment.
+    scratch = folder / ".tmp"
+    scratch.mkdir(parents=True, exist_ok=True)
+    failed = _network_failure(command, what, log, scratch)
     for _ in range(1, _PIP_ATTEMPTS):
         if failed is None:
-            return
-        failed = _network_failure(command, what, log)
+            break
+        failed = _network_failure(command, what, log, scratch)
+    remove_tree(scratch)
     if failed is not None:
         raise WheelUnreachable(
             f"pip could not get what {requirement} needs, in {_PIP_ATTEMPTS} attempts",
@@ -330,10 +334,17 @@ def _pip_install(python: Path, requirement: str, options: list[str], log: Path) 
         ) from failed
 
 
-def _network_failure(command: list[str | Path], what: str, log: Path) -> CommandFailed | None:
+def _network_failure(command: list[str | Path], what: str, log: Path, scratch: Path) -> CommandFailed | None:
     """Run pip; return its failure if the network was at fault, None if it succeeded, and raise any other."""
     try:
-        proc.run(command, what=what, log=log, timeout=_PIP_TIMEOUT, next_step="Look at the log")
+        proc.run(
+            command,
+            what=what,
+            log=log,
+            env={"TMPDIR": str(scratch)},
+            timeout=_PIP_TIMEOUT,
+            next_step="Look at the log",
+        )
     except CommandFailed as exc:
         if _NETWORK.search(exc.tail):
             return exc

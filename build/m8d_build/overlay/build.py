@@ -402,7 +402,7 @@ class _Build:
                 [self.settings.compiler, *job.flags, "-c", source, "-o", made],
                 what="compile the probe of class layouts",
                 log=self.log,
-                env=NO_FOREIGN_HEADERS,
+                env={**NO_FOREIGN_HEADERS, "TMPDIR": str(self.work)},
             )
             return made
 

@@ -171,7 +171,7 @@ def _compile(
             [compiler, *job.flags, "-MD", "-MF", deps, "-c", job.source, "-o", made],
             what=f"compile {job.unit}",
             log=unit_log,
-            env=NO_FOREIGN_HEADERS,
+            env={**NO_FOREIGN_HEADERS, "TMPDIR": folder},  # a full disk is then that of the cache
             timeout=COMPILE_TIMEOUT,
             cancel=stop,
             next_step="Look at the log; a compiler too new for this torch is named by M8D_CXX=g++-12, say",

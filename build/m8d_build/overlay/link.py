@@ -72,6 +72,7 @@ def link_overlay(
         link_command(compiler, objects, libraries, script, file_name, rpath, output),
         what="link the overlay library",
         log=log,
+        env={"TMPDIR": str(work)},
         timeout=LINK_TIMEOUT,
         next_step="An undefined reference means that a unit of this target needs another unit: see its "
         "`units`",

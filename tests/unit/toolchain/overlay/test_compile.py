@@ -49,13 +49,14 @@ def build(
     toolbox: str = "t",
     units: tuple[str, ...] = ("unit.cpp", "other.cpp"),
     define: str = "X=1",
+    compiler: str = "g++",
 ) -> dict[str, Compiled]:
     flags = ("-O0", f"-D{define}", f"-I{layout.stage}", "-idirafter", str(layout.source))
     jobs = [CompileJob(unit, layout.stage / unit, flags, ("-O0", define)) for unit in units]
     compiled = compile_all(
         jobs,
         layout,
-        compiler="g++",
+        compiler=compiler,
         identity=identity,
         toolbox_identity=toolbox,
         cache=layout.work.parent / "cache",
@@ -160,6 +161,20 @@ def test_headers_that_only_the_users_environment_names_are_not_used(layout: Layo
     for name in ("CPATH", "CPLUS_INCLUDE_PATH"):
         monkeypatch.setenv(name, str(foreign))
     build(layout)
+
+
+def test_the_compiler_keeps_its_own_files_in_the_work_folder(layout: Layout, monkeypatch) -> None:
+    """A full /tmp was reported as a full disk of the cache."""
+    monkeypatch.setenv("TMPDIR", str(layout.work / "no-such-folder"))
+    fake = layout.work / "cxx"
+    fake.write_text(
+        f'#!/bin/sh\necho "$TMPDIR" > {layout.work}/said\ntouch "$TMPDIR/cc1.s" && exec g++ "$@"\n'
+    )
+    fake.chmod(0o755)
+    build(layout, units=("other.cpp",), compiler=str(fake))
+    place = Path((layout.work / "said").read_text().strip())
+    assert layout.work in place.parents
+    assert not place.exists()
 
 
 def test_a_damaged_object_or_manifest_is_not_used(layout: Layout) -> None:

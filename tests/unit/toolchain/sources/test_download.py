@@ -57,6 +57,7 @@ class FakePip:
     def __call__(self, command, *, what, env=None, timeout=0.0):
         self.commands.append([str(part) for part in command])
         into = Path(command[command.index("--dest") + 1])
+        assert env["TMPDIR"] == str(into), "the room that a download takes is the cache's alone"
         step = self.script.pop(0)
         if isinstance(step, BaseException):
             (into / "half.whl").write_bytes(b"PK")

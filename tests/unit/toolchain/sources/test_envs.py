@@ -209,6 +209,22 @@ def test_pip_without_room_is_a_full_disk(tmp_path, monkeypatch):
         environments.kept(recipe_of(tmp_path / "w.whl", SHA_A), log=tmp_path / "log").__enter__()
 
 
+def test_pip_works_on_the_disk_of_the_environment(tmp_path, monkeypatch):
+    """A full /tmp was reported as a full disk of the environment."""
+    folder, places = tmp_path / "env", []
+
+    def run(command, *, env, **_options):
+        places.append(Path(env["TMPDIR"]))
+        (places[-1] / "unpacked").touch()
+        return proc.Finished("", 0.0)
+
+    monkeypatch.setattr(envs.proc, "run", run)
+    envs._pip_install(folder, "torch==2.6.0", [], tmp_path / "log")
+    (place,) = places
+    assert folder in place.parents
+    assert list(folder.iterdir()) == []
+
+
 def test_prune_removes_this_versions_others_but_none_in_use(tmp_path):
     names = [f"torch-2.6.0-{letter * 12}-{TAG}" for letter in "abc"] + [f"torch-2.7.0-{'d' * 12}-{TAG}"]
     for name in names:
