@@ -8,7 +8,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-__all__ = ["REPO_ROOT", "Settings", "available_memory_mb"]
+__all__ = ["REPO_ROOT", "Settings", "available_memory_mb", "usable_cores"]
 
 # The largest unit of 2.6.0 takes 1.9 GB; with the toolchain itself a build stays below 2.5 GB.
 MEMORY_MB = 2300
@@ -56,7 +56,7 @@ class Settings:
         """
         env = dict(os.environ) if environ is None else environ
         if jobs is None:
-            jobs = _number(env, "M8D_JOBS") or len(os.sched_getaffinity(0))
+            jobs = _number(env, "M8D_JOBS") or usable_cores()
         memory = _number(env, "M8D_MEMORY_MB") or min(MEMORY_MB, available_memory_mb() or MEMORY_MB)
         return cls(
             cache=(cache or Path(env.get("M8D_CACHE") or user_cache_path("m8d"))).expanduser().absolute(),
@@ -75,6 +75,13 @@ def _number(env: dict[str, str], name: str) -> int:
     if given and (not given.isdigit() or int(given) < 1):
         raise ValueError(f"{name} is {given!r}. It must be a whole number from 1 up. Unset it or fix it.")
     return int(given) if given else 0
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use; where the system does not say, how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS: it is refused, but in words
 
 
 def available_memory_mb() -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from m8d_build.errors import CommandFailed
 from m8d_build.proc import run
+from m8d_build.settings import usable_cores
 
 __all__ = ["Compiler", "MachineFacts", "Toolkit", "parse_compiler", "parse_nvcc", "read_machine"]
 
@@ -104,7 +105,7 @@ def read_machine(out: Path, compiler: str) -> MachineFacts:
     return MachineFacts(
         system=platform.system(),
         architecture=platform.machine(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         memory=_memory(),
         free=shutil.disk_usage(place).free,
         writable=place.is_dir() and os.access(place, os.W_OK | os.X_OK),

@@ -5,6 +5,7 @@ Each step takes what the ones before it made; what a step decides is decided els
 
 from __future__ import annotations
 
+import platform
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from m8d_build import proc
 from m8d_build.elf.read import read_library
 from m8d_build.environments.download import WheelRequest, get_wheel, official_request
-from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable
+from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable, PreflightFailed
 from m8d_build.files.blobs import blob_id, file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.files.lock import CACHE_OPTION, hold, using
@@ -117,6 +118,7 @@ def build_overlay(request: OverlayRequest, settings: Settings, report: Reporter)
     """
     target = request.target
     require_recipe(target)
+    _require_machine()
     work = settings.cache / "work" / f"torch-{target.version}-{request.python}"
     what = f"build torch {target.version} for {request.python}"
     _writable(settings.out)
@@ -419,6 +421,16 @@ class _Build:
             ),
             *(Put(path, stage / path) for path in touched if path.endswith(".py")),
         ]
+
+
+def _require_machine() -> None:
+    found = (platform.system(), platform.machine())
+    if found != ("Linux", "x86_64"):
+        raise PreflightFailed(
+            f"this is {' on '.join(found)}",
+            rule="an overlay build is for Linux on x86_64: it compiles and links for the machine it runs on",
+            next_step="Use such a machine",
+        )
 
 
 def _writable(folder: Path) -> None:

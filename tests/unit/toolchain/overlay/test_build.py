@@ -1,0 +1,44 @@
+"""What an overlay build refuses before it does anything."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from m8d_build.errors import PreflightFailed
+from m8d_build.overlay.build import OverlayRequest, build_overlay
+from m8d_build.progress import Silent
+from m8d_build.settings import REPO_ROOT, Settings
+from m8d_build.targets import load_targets
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.load(cache=tmp_path / "cache", out=tmp_path / "out", environ={})
+
+
+def request_of() -> OverlayRequest:
+    # Where it goes on after all, it ends at once.
+    missing = Path("no-such-folder", "official.whl")
+    return OverlayRequest(load_targets(REPO_ROOT / "patches").get("2.6.0"), "cp311", wheel=missing)
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "x86_64")])
+def test_another_machine_is_refused_before_anything_is_made(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, machine: str
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(PreflightFailed, match=f"this is {system} on {machine}"):
+        build_overlay(request_of(), settings, Silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_that_does_not_say_which_cores_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert Settings.load(environ={}).jobs == os.cpu_count()
