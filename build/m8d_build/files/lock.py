@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -97,11 +97,15 @@ def hold(
         raise _unlockable(folder, exc, option) from exc
     try:
         holder = Holder(os.getpid(), socket.gethostname(), what, clock())
-        with needs_room(folder, f"locking it to {what}"):
-            _tell(folder, holder)
+        try:
+            with needs_room(folder, f"locking it to {what}"):
+                _tell(folder, holder)
+        except OSError as exc:  # the lock file was there, and nothing can be added
+            raise _unlockable(folder, exc, option) from exc
         yield holder
     finally:
-        (folder / HOLDER_NAME).unlink(missing_ok=True)
+        with suppress(OSError):  # nor removed; without the lock it says nothing
+            (folder / HOLDER_NAME).unlink(missing_ok=True)
         lock.release()
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from m8d_build import proc
 from m8d_build.elf.read import read_library
 from m8d_build.environments.download import WheelRequest, get_wheel, official_request
-from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable, PreflightFailed
+from m8d_build.errors import CheckFailed, DiskFull, PreflightFailed
 from m8d_build.files.blobs import blob_id, file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.files.lock import CACHE_OPTION, hold, using
@@ -121,7 +121,6 @@ def build_overlay(request: OverlayRequest, settings: Settings, report: Reporter)
     _require_machine()
     work = settings.cache / "work" / f"torch-{target.version}-{request.python}"
     what = f"build torch {target.version} for {request.python}"
-    _writable(settings.out)
     with (
         hold(settings.out, what=what),
         using(settings.cache),
@@ -431,21 +430,6 @@ def _require_machine() -> None:
             rule="an overlay build is for Linux on x86_64: it compiles and links for the machine it runs on",
             next_step="Use such a machine",
         )
-
-
-def _writable(folder: Path) -> None:
-    """Check the output folder before minutes are spent."""
-    probe = folder / ".m8d-write-test"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as exc:
-        raise OutputUnwritable(
-            f"{folder} cannot be written: {exc.strerror or exc}",
-            rule="the patched wheel and the logs go there",
-            next_step="Name another folder with --out",
-        ) from exc
 
 
 def _room(folder: Path, megabytes: int) -> None:

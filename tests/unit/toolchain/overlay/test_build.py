@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build.errors import PreflightFailed
+from m8d_build.errors import BuildBusy, PreflightFailed
+from m8d_build.files.lock import hold
 from m8d_build.overlay.build import OverlayRequest, build_overlay
 from m8d_build.progress import Silent
 from m8d_build.settings import REPO_ROOT, Settings
@@ -35,6 +36,18 @@ def test_another_machine_is_refused_before_anything_is_made(
     with pytest.raises(PreflightFailed, match=f"this is {system} on {machine}"):
         build_overlay(request_of(), settings, Silent())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_beside_one_in_the_same_folder_writes_nothing_there(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both looked whether they could write, and one removed the other's file: it was told of no such file."""
+    with hold(settings.out, what="build the first"):
+        there = sorted(settings.out.iterdir())
+        monkeypatch.setattr(Path, "write_bytes", lambda _path, _data: 0)  # and it is gone
+        with pytest.raises(BuildBusy, match="build the first"):
+            build_overlay(request_of(), settings, Silent())
+        assert sorted(settings.out.iterdir()) == there
 
 
 def test_a_system_that_does_not_say_which_cores_may_be_used(

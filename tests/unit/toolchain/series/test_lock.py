@@ -105,6 +105,24 @@ def test_a_holder_that_said_nothing_is_still_a_holder(tmp_path, other_holder):
         pass
 
 
+@pytest.mark.parametrize(("code", "error"), [(errno.EROFS, OutputUnwritable), (errno.ENOSPC, DiskFull)])
+def test_a_folder_where_the_lock_file_is_and_nothing_can_be_written(tmp_path, monkeypatch, code, error):
+    """As on a file system that was mounted read-only since."""
+    with hold(tmp_path, what="the build before"):
+        pass
+
+    def refuse(*_args, **_more):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(error, match=str(tmp_path)), hold(tmp_path, what="x"):
+        pytest.fail("it is held")
+    monkeypatch.undo()
+    with hold(tmp_path, what="the next build"):
+        pass
+
+
 def test_a_folder_that_cannot_be_made_is_unwritable(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(OutputUnwritable, match="file"), hold(tmp_path / "file" / "below", what="x"):
