@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -488,6 +489,19 @@ def test_a_disk_that_fills_up_while_the_wheel_is_written(
     refused(command(toy, tmp_path, shared_cache), errors.DiskFull)
     assert not wheels_in(tmp_path / "out")
     assert not leftovers(tmp_path / "out")
+
+
+def test_a_wheel_that_does_not_agree_with_itself_goes_with_what_lies_beside_it(
+    toy: Toy, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = overlay.inspect_wheel
+
+    def look(*args: object, **more: object) -> object:
+        return replace(real(*args, **more), disagreements=("RECORD",))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(overlay, "inspect_wheel", look)
+    refused(command(toy, tmp_path, shared_cache), errors.CheckFailed, "RECORD")
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith("torch")] == []
 
 
 def test_an_output_folder_that_cannot_be_written(toy: Toy, tmp_path: Path, shared_cache: Path) -> None:

@@ -225,7 +225,7 @@ class _Build:
             # Without symbols: the graft has checked those, and repack that what it wrote reads back.
             found = inspect_wheel(repacked.path, self.settings.patches, symbols=False)
             if not found.consistent:
-                repacked.path.unlink()
+                repacked.remove()
                 raise CheckFailed(
                     "the wheel that was made does not agree with itself: " + "; ".join(found.disagreements),
                     rule="marker, METADATA, RECORD, libraries and file name say the same",

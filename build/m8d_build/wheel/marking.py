@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from m8d_build.errors import OutputUnwritable, WheelInvalid
 from m8d_build.settings import REPO_ROOT
 from m8d_build.wheel.changes import Put
-from m8d_build.wheel.provenance import files_inside, write_beside
+from m8d_build.wheel.provenance import files_beside, files_inside
 from m8d_build.wheel.relabel import wheel_name
 from m8d_build.wheel.repack import repack
 from m8d_build.wheel.wheelfile import MARKER_ENTRY, open_wheel
@@ -81,7 +81,7 @@ def write_marked(
     said = [Put(MARKER_ENTRY, make_marker(marker)), Put(LOADER_ENTRY, loader_text())]
     changed = tuple(change.name for change in (*changes, *said))
     notice = make_notice(marker, source=wheel.path.name, source_sha256=source_sha256, changed=changed)
-    made = repack(
+    return repack(
         wheel,
         out_dir,
         [*changes, *said],
@@ -89,11 +89,10 @@ def write_marked(
         platform=platform,
         notices={LICENCE_NAME: LICENCE.read_bytes(), NOTICE_NAME: notice},
         describe=lambda digests: files_inside(wheel, marker, origin, digests),
+        beside=files_beside,
         jobs=jobs,
         cache=cache,
     )
-    write_beside(made)
-    return made
 
 
 def mode_of(path: Path) -> str:

@@ -6,7 +6,6 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from m8d_build.errors import OutputUnwritable
 from m8d_build.files.blobs import blob_id
 from m8d_build.wheel.facts import pinned_requirements
 from m8d_build.wheel.wheelfile import open_wheel
@@ -21,9 +20,9 @@ from multiworld.provenance.wheel import signed_statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from m8d_build.series.read import Series
-    from m8d_build.wheel.repack import Repacked
     from m8d_build.wheel.wheelfile import WheelFile
     from multiworld.shim.marker import Marker
 
@@ -31,10 +30,10 @@ __all__ = [
     "UNVERIFIED",
     "Origin",
     "file_input",
+    "files_beside",
     "files_inside",
     "patch_inputs",
     "source_inputs",
-    "write_beside",
 ]
 
 SBOM_ENTRY = "sboms/multiworld.cdx.json"
@@ -112,26 +111,19 @@ def files_inside(
     }
 
 
-def write_beside(made: Repacked) -> None:
-    """Write both beside the finished wheel, the statement with the wheel as one more subject.
+def files_beside(path: Path, sha256: str) -> Mapping[str, bytes]:
+    """Return both for beside the finished wheel, the statement with the wheel as one more subject.
 
-    Raises:
-        OutputUnwritable: they cannot be written.
+    Args:
+        path: the wheel.
+        sha256: of its file.
+
+    Returns:
+        By what each name has after that of the wheel.
     """
-    wheel = open_wheel(made.path)
-    statement = parse_statement(wheel.read(f"{wheel.dist_info}/{STATEMENT_NAME}"), where=made.path.name)
-    for suffix, data in (
-        (".provenance.json", signed_statement(statement, made.path.name, made.sha256)),
-        (".cdx.json", wheel.read(f"{wheel.dist_info}/{SBOM_ENTRY}")),
-    ):
-        path = made.path.with_name(made.path.name + suffix)
-        aside = path.with_name(f".{path.name}.part")
-        try:
-            aside.write_bytes(data)
-            aside.replace(path)
-        except OSError as exc:
-            raise OutputUnwritable(
-                f"{path} cannot be written: {exc.strerror}",
-                rule="statement and SBOM lie beside the wheel",
-                next_step="Correct its permissions, or name another folder with --out",
-            ) from exc
+    wheel = open_wheel(path)
+    statement = parse_statement(wheel.read(f"{wheel.dist_info}/{STATEMENT_NAME}"), where=path.name)
+    return {
+        ".provenance.json": signed_statement(statement, path.name, sha256),
+        ".cdx.json": wheel.read(f"{wheel.dist_info}/{SBOM_ENTRY}"),
+    }

@@ -47,12 +47,19 @@ class Repacked:
         size: in bytes.
         sha256: 64 hex digits.
         reused: uncompressed bytes whose compressed form came from the cache.
+        beside: the files that say of it, in the same folder.
     """
 
     path: Path
     size: int
     sha256: str
     reused: int
+    beside: tuple[Path, ...] = ()
+
+    def remove(self) -> None:
+        """Remove the wheel, then what lies beside it."""
+        for path in (self.path, *self.beside):
+            path.unlink(missing_ok=True)
 
 
 def repack(
@@ -64,6 +71,7 @@ def repack(
     platform: str,
     notices: Mapping[str, bytes] | None = None,
     describe: Callable[[Mapping[str, str]], Mapping[str, bytes]] = lambda _: {},
+    beside: Callable[[Path, str], Mapping[str, bytes]] = lambda _path, _sha256: {},
     jobs: int = 2,
     cache: Path | None = None,
 ) -> Repacked:
@@ -78,6 +86,8 @@ def repack(
         notices: files for the dist-info folder (licence and notice of the modification).
         describe: called with the SHA-256 of each entry that was changed or added, by its new name; gives more
             files for the dist-info folder.
+        beside: called with the finished wheel and its SHA-256; gives files that go beside it, by what
+            their names have after its own. They are there before it is.
         jobs: compressors side by side.
         cache: folder for compressed chunks; None keeps none.
 
@@ -104,16 +114,21 @@ def repack(
             sha256 = _check(part, made)
             part.chmod(0o644)
             size = part.stat().st_size
-            part.replace(target)
+            more = {part.with_name(part.name + end): data for end, data in beside(part, sha256).items()}
+            for path, data in more.items():
+                path.write_bytes(data)
+            for path in (*more, part):
+                path.replace(out_dir / path.name)
     except OSError as exc:
-        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR):
             raise _unwritable(out_dir, exc) from exc
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if chunks is not None:
         chunks.prune()
-    return Repacked(target, size, sha256, sum(done.reused for done in made.values()))
+    reused = sum(done.reused for done in made.values())
+    return Repacked(target, size, sha256, reused, tuple(out_dir / path.name for path in more))
 
 
 def _write(
