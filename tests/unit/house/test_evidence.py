@@ -113,6 +113,20 @@ def test_too_few_tests_are_told():
     ]
 
 
+def test_of_a_part_whose_files_were_left_out_none_are_asked():
+    assert MADE.too_few({"testbed a": 2}, {"unit"}) == []
+    assert MADE.too_few({"unit": 2, "testbed a": 2}, {"unit"}) == ["unit: 2 passed, 3 at least are expected"]
+    whole = Record({"testbed a": ["x", "y"]}, [("tests/unit/test_a.py", "no browser")], [])
+    assert evidence.summary([whole], MADE)[1] == []
+    one = Record({"testbed a": ["x", "y"]}, [(node("x"), "no [IPv6]")], [])
+    assert evidence.summary([one], MADE)[1] == ["too few tests: unit: 0 passed, 3 at least are expected"]
+
+
+def test_every_folder_of_tests_must_have_some():
+    folders = {each.parent.relative_to(ROOT / "tests").parts[0] for each in ROOT.glob("tests/*/**/test_*.py")}
+    assert {part.partition(" ")[0] for part in RULES.parts} == folders
+
+
 TOY = """
 import pytest
 def test_good(): pass
