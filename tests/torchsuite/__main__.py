@@ -19,7 +19,7 @@ Ended = dict[str, tuple[str, str]]
 
 
 def main() -> int:
-    """Run it; 0 without a difference, 1 with one, 2 where it did not come to its end in time."""
+    """Run it; 0 without a difference, 1 with one, 2 where it did not come to its end in time, or did not begin."""
     parser = argparse.ArgumentParser(prog="torchsuite", description=__doc__)
     parser.add_argument(
         "tests", nargs="*", metavar="TEST", help="names of tests, before the options (default: all)"
@@ -45,8 +45,8 @@ def main() -> int:
                 for mode in MODES:
                     ended[mode] |= again[mode]
                 found = compare(ended["stock"], ended["world"])
-        report(size, ended, found)
-        worst = max(worst, 2 if not whole else int(bool(found)))
+            report(size, ended, found, Path(folder))
+        worst = max(worst, 2 if not (whole and any(ended.values())) else int(bool(found)))
     return worst
 
 
@@ -118,11 +118,20 @@ def read(out: Path) -> Ended:
     return {line["test"]: (line["ended"], line["said"]) for line in lines}
 
 
-def report(size: int, ended: dict[str, Ended], found: list[Difference]) -> None:
-    """Say how it was."""
+def report(size: int, ended: dict[str, Ended], found: list[Difference], folder: Path) -> None:
+    """Say how it was; where nothing ran, with the last line that the program has left in `folder`."""
     for mode in MODES:
-        counts = counted(ended[mode])
-        say(f"{size} ranks, {mode}: " + ", ".join(f"{number} {way}" for way, number in counts.items()))
+        if ended[mode]:
+            counts = counted(ended[mode])
+            told = ", ".join(f"{number} {way}" for way, number in counts.items())
+        else:
+            lines = (folder / f"{mode}.log").read_text(encoding="utf-8", errors="replace").split("\n")
+            told = "nothing ran: " + next(
+                (line for line in reversed(lines) if line.strip()), "it said nothing"
+            )
+        say(f"{size} ranks, {mode}: {told}")
+    if not any(ended.values()):
+        return
     for each in found:
         say(f"  {each.test}: {each.stock} on stock torch, {each.world} in a world: {each.said}")
     say(f"{size} ranks: {len(found)} differences")

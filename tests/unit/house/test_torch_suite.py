@@ -7,6 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import pytest
+from torchsuite import __main__ as program
 from torchsuite.compare import Difference, compare, counted
 
 
@@ -32,3 +34,15 @@ def test_ends_are_counted() -> None:
         "skipped": 0,
         "failed": 1,
     }
+
+
+def test_where_the_suite_cannot_start_it_says_that_nothing_ran(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["torchsuite", "--sizes", "2"])
+    monkeypatch.setenv("PYTHONPATH", "")  # where its processes look for it
+    monkeypatch.chdir(tmp_path)
+    assert program.main() == 2
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(": nothing ran: ")[0] for line in said] == ["2 ranks, stock", "2 ranks, world"]
+    assert all("torchsuite" in line.partition(": nothing ran: ")[2] for line in said), said
