@@ -14,7 +14,9 @@ from worldkit import PATIENCE, free_port, left_over
 import multiworld as mw
 from multiworld._c10d import waiter_pool
 
-WORLDS = 100
+KILLED = 10
+"""Of so many worlds one is broken by a kill, the others by a member that leaves."""
+
 FEW = 10  # after which everything that worlds share is there
 
 
@@ -62,29 +64,39 @@ def outlives(me, ports):
             held.append(resident())
         world = mw.join(f"w{i}", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
         with pytest.raises(mw.BrokenWorldException):
+            world.barrier()
             world.recv(torch.zeros(1000), 1 - me.rank)
     end = alone_again(nothing)
     held.append(resident())
     states = {world.state for world in mw.worlds().values()}
-    breakages = [world.breakage.cause for world in mw.worlds().values()]
-    me.emit("flat", before=nothing, after=end, resident=held, states=states, breakages=len(breakages))
+    causes = [world.breakage.cause.value for world in mw.worlds().values()]
+    me.emit("flat", before=nothing, after=end, resident=held, states=states, causes=causes)
 
 
-def leaves(me, ports):
-    for i, port in enumerate(ports):
+def leaves(me, ports, first=0):
+    for i, port in enumerate(ports[first:], first):
         world = mw.join(f"w{i}", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
+        world.barrier()
+        if i % KILLED == 0:
+            me.emit("stays")
+            me.hear()
         world.close()
     me.hear()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_hundred_dead_worlds_leave_nothing(cast, rank):
-    ports = [free_port() for _ in range(WORLDS)]
+@pytest.mark.parametrize(("rank", "worlds"), [(0, 200), (1, 60)])
+def test_dead_worlds_leave_nothing(cast, rank, worlds):
+    ports = [free_port() for _ in range(worlds)]
     survivor = cast.start(outlives, rank, ports=ports)
     other = cast.start(leaves, 1 - rank, ports=ports)
+    for killed in range(0, worlds, KILLED):
+        other.expect("stays")
+        other.kill()
+        other = cast.start(leaves, 1 - rank, ports=ports, first=killed + 1)
     flat = survivor.expect("flat", timeout=6 * PATIENCE)
     assert flat.states == {mw.State.BROKEN}
-    assert flat.breakages == WORLDS
+    killed = worlds // KILLED
+    assert [flat.causes.count(each) for each in ("crashed", "left")] == [killed, worlds - killed]
     assert flat.after["fds"] <= flat.before["fds"], flat.data
     assert flat.after["tasks"] <= flat.before["tasks"], flat.data
     assert flat.resident[1] - flat.resident[0] < 20, flat.data
