@@ -268,20 +268,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     reaper = ReaperClient(_orphans_grace(run), time.monotonic, keys, _patience(run))
     parts.callback(reaper.close)
     forks = _forks(run, parts)
-    handler, address, port = _rendezvous(config, secured, parts)
-    parts.callback(stop_keeping_alive, handler)
-    leave = parts.enter_context(ExitStack())
-    shared = [field.name for field in dataclasses.fields(WorkerSpec) if hasattr(config, field.name)]
-    asked: dict[str, Any] = {name: getattr(config, name) for name in shared}
-    asked |= {
-        "local_world_size": config.nproc_per_node,
-        "rdzv_handler": handler,
-        "entrypoint": run.entrypoint,
-        "args": tuple(run.arguments),
-        "master_addr": address,
-        "master_port": port,
-    }
-    spec = WorkerSpec(**asked)
+    # Likewise before it: a launcher that waits there answers probes, and m8d-run status.
     stores: list[Callable[[], str]] = []
     nodes: list[Nodes] = []
     commands: SimpleQueue[Request] = SimpleQueue()
@@ -304,8 +291,25 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
         others=lambda timeout: nodes[0].snapshots(timeout) if nodes else [],
     )
     control.start()
-    parts.callback(control.close)
-    _show(run, Path(control.path), parts)
+    faces = parts.enter_context(ExitStack())
+    faces.callback(control.close)
+    _show(run, Path(control.path), faces)
+    handler, address, port = _rendezvous(config, secured, parts)
+    parts.callback(stop_keeping_alive, handler)
+    leave = parts.enter_context(ExitStack())
+    # The rendezvous is left when no face answers any more.
+    parts.callback(faces.close)
+    shared = [field.name for field in dataclasses.fields(WorkerSpec) if hasattr(config, field.name)]
+    asked: dict[str, Any] = {name: getattr(config, name) for name in shared}
+    asked |= {
+        "local_world_size": config.nproc_per_node,
+        "rdzv_handler": handler,
+        "entrypoint": run.entrypoint,
+        "args": tuple(run.arguments),
+        "master_addr": address,
+        "master_port": port,
+    }
+    spec = WorkerSpec(**asked)
     environment = control.env()
     if settings.environment("M8D_RUN_ID") is None and (run_id := _run_id(config)):
         environment["M8D_RUN_ID"] = run_id

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -124,6 +125,31 @@ def test_a_page_that_is_killed_is_served_anew(run):
     page.until(lambda view: set(states(view).values()) == {"active"}, "the worlds")
     assert page.get("/live")[0] == 200
     assert len(run.told("joined")) == 3, "no worker was started again"
+
+
+@pytest.mark.timeout(300)
+def test_a_launcher_that_waits_for_the_rendezvous_answers_probes(tmp_path, runtime):
+    """Kubernetes ends a pod whose page does not answer, and pod 0, which serves the rendezvous, may be late."""
+    with socket.socket() as unserved:
+        unserved.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{unserved.getsockname()[1]}"
+        options = ["--web", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+        options += ["--rdzv-id", "late", "--rdzv-conf", "is_host=false,read_timeout=600"]
+        with launched(tmp_path, "tell('up')", options=options, env=runtime) as run:
+            (line,) = run.wait_line("page: http")
+            page = Link(re.search(r"http://[^\s\"]+", line)[0])
+            assert page.get("/live")[0] == 200
+            status, text = page.get("/ready")
+            assert (status, text.strip()) == (503, b"it waits for the other nodes")
+            asked = subprocess.run(
+                [sys.executable, "-m", "multiworld.run", "status", "--run-id", "late"],
+                env={**os.environ, **runtime}, capture_output=True, text=True, timeout=PATIENCE, check=False,
+            )  # fmt: skip
+            assert asked.returncode == 0, asked
+            assert "late" in asked.stdout
+            run.signal(signal.SIGTERM)
+            assert run.ended() == -signal.SIGTERM
+            assert run.leftovers() == []
 
 
 @pytest.mark.timeout(300)
