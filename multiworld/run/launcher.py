@@ -37,7 +37,7 @@ from multiworld.run.elastic_feed import ElasticFeed
 from multiworld.run.ends import End, child_failed
 from multiworld.run.errors import WRONG, ArgumentsError, PlanError, RunError, used_up
 from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
-from multiworld.run.nodes.handlers import static_master, torch_handler
+from multiworld.run.nodes.handlers import etcd_handler, static_master, torch_handler
 from multiworld.run.nodes.interface import NodesSpec
 from multiworld.run.nodes.losses import ORPHANS_GRACE, Losses
 from multiworld.run.nodes.multi import MultiNode
@@ -294,7 +294,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     faces = parts.enter_context(ExitStack())
     faces.callback(control.close)
     _show(run, Path(control.path), faces)
-    handler, address, port = _rendezvous(config, secured, parts)
+    handler, address, port = _rendezvous(run, secured, parts)
     parts.callback(stop_keeping_alive, handler)
     leave = parts.enter_context(ExitStack())
     # The rendezvous is left when no face answers any more.
@@ -374,9 +374,10 @@ def _patience(run: _Run) -> float:
 
 
 def _rendezvous(
-    config: LaunchConfig, secured: Secured | None, parts: ExitStack
+    run: _Run, secured: Secured | None, parts: ExitStack
 ) -> tuple[RendezvousHandler, str | None, int | None]:
     """Return the rendezvous, and where workers meet if it does not say so itself."""
+    config = run.config
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -386,13 +387,15 @@ def _rendezvous(
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    make: Callable[[RendezvousParameters], RendezvousHandler] = torch_handler
     if config.rdzv_backend.startswith("etcd"):
+        make = partial(etcd_handler, note=run.note)
         # python-etcd reports each failed call as an error, while the rendezvous tries again.
         logging.getLogger("etcd").setLevel(logging.CRITICAL)
     address, port = static_master(parameters)
     if secured is None:
-        return torch_handler(parameters), address, port
-    return secure_handler(parameters, parts, torch_handler), None, None
+        return make(parameters), address, port
+    return secure_handler(parameters, parts, make), None, None
 
 
 def _secured(run: _Run, control: str, parts: ExitStack) -> Secured | None:

@@ -66,6 +66,19 @@ def test_etcd_stopped_and_started_during_a_run_disturbs_nobody(tmp_path, etcd, b
         made.end([run for run in made.runs if run is not gone])
 
 
+@pytest.mark.parametrize("backend", ["etcd-v2", "etcd"])
+def test_an_etcd_that_starts_later_than_the_launchers_is_waited_for(tmp_path, etcd, backend):
+    etcd.kill()
+    with hub(tmp_path, etcd, backend, "--nnodes", "2") as made:
+        for _ in range(2):
+            made.start()
+        for run in made.runs:
+            run.wait_line(r"etcd at 127\.77\.\S+ does not answer: .*It is asked again for 60 s")
+        etcd.start()
+        made.running()
+        made.end(made.runs)
+
+
 def test_a_run_ends_and_leaves_a_closed_rendezvous(tmp_path, etcd):
     """A second run of the same id is refused by torch's rendezvous; one of another id works."""
     with hub(tmp_path, etcd, "etcd-v2", "--nnodes", "2") as made:

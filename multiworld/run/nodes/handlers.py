@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
+import time
 from typing import TYPE_CHECKING
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from multiworld.run.errors import ArgumentsError, RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 
-__all__ = ["later_rendezvous", "static_master", "torch_handler"]
+__all__ = ["etcd_handler", "later_rendezvous", "static_master", "torch_handler"]
+
+_PATIENCE = 60
+"""Seconds for which etcd is asked again where it does not answer: torch's ``read_timeout``, as with c10d."""
+_AGAIN = 1.0  # seconds between two attempts
 
 
 def torch_handler(parameters: RendezvousParameters) -> RendezvousHandler:
@@ -40,6 +49,45 @@ def torch_handler(parameters: RendezvousParameters) -> RendezvousHandler:
             rule=f"There are {', '.join(sorted(named))}",
             next_step="Give one of them, and --rdzv-endpoint HOST:PORT where it needs one",
         ) from exc
+
+
+def etcd_handler(
+    parameters: RendezvousParameters,
+    note: Callable[[int, str], object],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> RendezvousHandler:
+    """Return `torch_handler` of a rendezvous over etcd, which may be about to start.
+
+    torch asks etcd once, and its store of c10d again until ``read_timeout`` has passed.
+
+    Args:
+        parameters: as for torch's registry.
+        note: gets a level of `logging` and a line for the log.
+        clock: in seconds.
+        sleep: waits for so many of them.
+
+    Raises:
+        ArgumentsError: as from `torch_handler`.
+        RendezvousConnectionError: etcd cannot be reached.
+    """
+    began, told = clock(), False
+    while True:
+        try:
+            return torch_handler(parameters)
+        except Exception as error:
+            # The backend "etcd" lets python-etcd's own exceptions out.
+            if not isinstance(error, RendezvousConnectionError) and type(error).__module__ != "etcd":
+                raise
+            seconds = parameters.get_as_int("read_timeout", _PATIENCE) or _PATIENCE
+            why = f"etcd at {parameters.endpoint} does not answer: {error.__cause__ or error}"
+            if clock() - began + _AGAIN >= seconds:
+                raise RendezvousConnectionError(why) from error
+            if not told:
+                note(logging.WARNING, f"{why}. It is asked again for {seconds} s")
+                told = True
+        sleep(_AGAIN)
 
 
 def later_rendezvous(handler: RendezvousHandler) -> RendezvousInfo:
