@@ -25,7 +25,7 @@ from torch.distributed.elastic.metrics.api import MetricsConfig
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
 
 from multiworld import settings
 from multiworld.errors import MultiworldError
@@ -244,6 +244,8 @@ def _run_to_end(run: _Run, state: RunState) -> End:
         return End(128 + int(caught.sigval), f"got {caught.sigval.name}")
     except KeyboardInterrupt:
         return End(130, "got SIGINT before any worker was started")
+    except RendezvousClosedError:
+        return _over(run.config)
     except RendezvousError as exc:
         why = f"{type(exc).__name__}: {exc}"
         return End(1, "the rendezvous failed", f"m8d-run: the rendezvous failed: {why}")
@@ -257,6 +259,14 @@ def _run_to_end(run: _Run, state: RunState) -> End:
         return End(
             1, str(exc), f"m8d-run: {exc}. The host has too little left: see ulimit -n, ulimit -u and df"
         )
+
+
+def _over(config: LaunchConfig) -> End:
+    """Return the end of a launcher that comes when its run is over for all nodes; torch's error is empty."""
+    why = f"run {config.run_id!r} is over, and its id stays closed in the rendezvous's store"
+    key = f"/v2/keys/torch/elastic/rendezvous/{config.run_id}"
+    deleted = f", or delete {key} in etcd" if config.rdzv_backend == "etcd-v2" else ""
+    return End(1, why, f"m8d-run: {why}. Give another --rdzv-id{deleted}")
 
 
 def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:

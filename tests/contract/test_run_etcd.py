@@ -90,6 +90,7 @@ def test_a_run_ends_and_leaves_a_closed_rendezvous(tmp_path, etcd):
         deadline = time.monotonic() + 120
         assert late.ended(120) != 0
         assert time.monotonic() < deadline
+        assert "run 'run-etcd-v2' is over" in late.text("err")
         assert late.told("born") == []
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="the launcher's agents are torch's")
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from multiworld.run import launcher
 from multiworld.run.errors import RunError
@@ -54,3 +55,19 @@ def test_the_rendezvous_is_closed_where_the_run_is_over_for_all_nodes(
     with pytest.raises(type(end)) if isinstance(end, Exception) else contextlib.nullcontext():
         launcher._result_of(asked, agent, lambda: closed.append(True))
     assert closed == [True] * closes
+
+
+@pytest.mark.parametrize("backend", ["etcd-v2", "c10d"])
+def test_a_launcher_that_comes_when_the_run_is_over_says_so(monkeypatch, backend):
+    def agent(*_):
+        raise RendezvousClosedError
+
+    monkeypatch.setattr(launcher, "_run_agent", agent)
+    asked = SimpleNamespace(config=SimpleNamespace(run_id="train", rdzv_backend=backend))
+    end = launcher._run_to_end(asked, None)
+    assert (end.code, end.reason) == (
+        1,
+        "run 'train' is over, and its id stays closed in the rendezvous's store",
+    )
+    assert "Give another --rdzv-id" in end.report
+    assert ("/v2/keys/torch/elastic/rendezvous/train" in end.report) == (backend == "etcd-v2")
