@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AssignedWorld", "LauncherClient"]
 
+_LAUNCH = "Run the script with m8d-run --worlds FILE.toml SCRIPT, or use multiworld.join"
+
 
 @dataclass(frozen=True)
 class AssignedWorld:
@@ -130,7 +132,7 @@ class LauncherClient:
                 self._assigned = {each.name: each for each in told}
             elif not self._assigned:
                 path = settings.environment(CONTROL)
-                raise _refusal(f"the launcher at {path} does not answer")
+                raise _refusal(f"the launcher at {path} does not answer", "See what the launcher logs")
         finally:
             self._calling.release()
         return self._assigned
@@ -144,7 +146,10 @@ class LauncherClient:
             if self._assigned:
                 return None  # it answered before
             path = settings.environment(CONTROL)
-            raise _refusal(f"the launcher cannot be reached at {path}: {exc.strerror or exc}") from exc
+            raise _refusal(
+                f"the launcher cannot be reached at {path}: {exc.strerror or exc}",
+                "See whether the launcher runs, and what removed its socket: it is there until the run's end",
+            ) from exc
         return client.ask("worlds", deadline=deadline)
 
     def store_of(self, plan: JoinPlan) -> Any:
@@ -179,9 +184,9 @@ class LauncherClient:
         return self._address() or plan.store if plan.served else plan.store
 
 
-def _refusal(value: str) -> MultiworldError:
+def _refusal(value: str, next_step: str = _LAUNCH) -> MultiworldError:
     return MultiworldError(
         value,
         rule="join_all joins the worlds of a worlds file, which the launcher gives to its workers",
-        next_step="Run the script with m8d-run --worlds FILE.toml SCRIPT, or use multiworld.join",
+        next_step=next_step,
     )

@@ -13,6 +13,7 @@ from kits.meetkit import PATIENCE, until
 
 from multiworld._net import launcher_connection
 from multiworld._net.launcher_connection import ControlClient
+from multiworld.errors import MultiworldError
 from multiworld.events import (
     Breakage,
     Cause,
@@ -221,10 +222,19 @@ def test_a_process_without_a_launcher_looks_for_none_again(monkeypatch, launcher
     assert mine().client is None
 
 
-def test_a_launcher_that_has_gone_leaves_its_last_answer():
-    def gone(_deadline):
-        raise ConnectionRefusedError
+def gone(_deadline):
+    raise ConnectionRefusedError
 
+
+def test_a_launcher_that_has_gone_leaves_its_last_answer():
     client = LauncherClient(SimpleNamespace(connect=gone))
     client._assigned = {"w": object()}
     assert client.ask(PATIENCE) == client._assigned
+
+
+def test_a_launcher_whose_socket_is_gone_is_no_script_without_one(tmp_path, monkeypatch):
+    """Its hint is not to run the script with m8d-run: that was done."""
+    monkeypatch.setenv("M8D_CONTROL", str(tmp_path / "control.sock"))
+    client = LauncherClient(SimpleNamespace(connect=gone))
+    with pytest.raises(MultiworldError, match=r"cannot be reached at .*what removed its socket"):
+        client.ask(PATIENCE)
