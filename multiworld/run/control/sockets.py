@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import secrets
 import socket
@@ -24,6 +25,9 @@ SOCKET = "control.sock"
 LONGEST = 107
 """Bytes of a unix socket's path (sockaddr_un has 108, the last one is zero)."""
 
+_LINGER = Path("/var/lib/systemd/linger")
+"""Has a file for each user whose processes outlive their sessions, by systemd's design."""
+
 _YOUNG = 60.0
 """Seconds for which a folder without a socket may belong to a launcher that is starting, or ending."""
 _ASKING = 1.0
@@ -32,12 +36,11 @@ _ASKING = 1.0
 
 def roots() -> list[Path]:
     """The folders that may hold launchers' folders, the best one first; they need not exist."""
-    found = []
+    bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  (in it a folder that `_safe` has checked)
+    found = [Path(base) / f"m8d-run-{os.getuid()}" for base in bases]
     runtime = settings.environment("XDG_RUNTIME_DIR")
     if runtime and runtime.startswith("/"):
-        found.append(Path(runtime) / "m8d-run")
-    bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  (in it a folder that `_safe` has checked)
-    found += [Path(base) / f"m8d-run-{os.getuid()}" for base in bases]
+        found.insert(len(found) if _ends_at_logout(Path(runtime)) else 0, Path(runtime) / "m8d-run")
     return list(dict.fromkeys(found))
 
 
@@ -99,6 +102,16 @@ def answers(path: Path) -> bool:
         except OSError:  # a full queue, or no permission: it may be in use
             return True
     return True
+
+
+def _ends_at_logout(runtime: Path) -> bool:
+    """Whether logind removes a folder with this user's last session, which a launcher may outlive (nohup)."""
+    if runtime != Path(f"/run/user/{os.getuid()}"):
+        return False
+    try:
+        return not (_LINGER / pwd.getpwuid(os.getuid()).pw_name).exists()
+    except (KeyError, OSError):
+        return True
 
 
 def _own(root: Path) -> bool:

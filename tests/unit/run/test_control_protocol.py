@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import random
 import socket
 import stat
@@ -665,6 +666,27 @@ def test_a_folder_that_others_can_enter_is_not_used(short, monkeypatch):
     with pytest.raises(RunError, match="no folder for the control socket"):
         folders.choose("x")
     assert folders.sockets() == []
+
+
+@pytest.mark.parametrize(
+    ("runtime", "lingers", "first"),
+    [
+        (f"/run/user/{os.getuid()}", False, False),
+        (f"/run/user/{os.getuid()}/", False, False),
+        (f"/run/user/{os.getuid()}", True, True),
+        ("/run/m8d", False, True),
+    ],
+)
+def test_a_folder_that_goes_with_the_session_is_the_last_choice(short, monkeypatch, runtime, lingers, first):
+    """A launcher under nohup outlives it; m8d-run status looks there all the same."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(short))
+    monkeypatch.setattr(folders, "_LINGER", short)
+    if lingers:
+        (short / pwd.getpwuid(os.getuid()).pw_name).touch()
+    found = folders.roots()
+    assert found.index(Path(runtime) / "m8d-run") == (0 if first else len(found) - 1)
+    assert found.index(short / f"m8d-run-{os.getuid()}") == (1 if first else 0)
 
 
 def test_a_path_that_is_too_long_for_a_socket(short, monkeypatch):
