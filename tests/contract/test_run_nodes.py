@@ -252,6 +252,25 @@ def test_a_stopped_agent_loses_its_seat_and_knows_it_when_it_wakes(cluster):
             assert agent.finish() == 0
 
 
+def test_nodes_that_the_rendezvous_has_dropped_let_others_in(cluster):
+    """torch drops nodes whose heartbeats are late, here by 3 s, and does not take them back."""
+    agents, _ = start(cluster, count=2)
+    for agent in agents:
+        agent.process.send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    for agent in agents:
+        agent.process.send_signal(signal.SIGCONT)
+    new = cluster.start(**guest())
+    assert new.wait("settled")["slot"] is None
+    for agent in agents:
+        agent.wait("NodeJoined", slot=None)
+        agent.say("done")
+    for agent in (*agents, new):
+        assert agent.wait("over")["lost"] == []
+        assert agent.finish() == 0
+        assert agent.all("lost") == []
+
+
 def test_static_rendezvous_lets_a_node_come_back(cluster):
     """It has one round only: who comes back finds the table of the first, and is let in by who decides."""
     shape = {"backend": "static", "nnodes": [2, 2], "hang": HANG}

@@ -89,8 +89,17 @@ def stop_keeping_alive(handler: RendezvousHandler, seconds: float = 5.0) -> None
             BlockingCall(stop, name="m8d-nodes-keep-alive").wait(seconds)
 
 
+def _dropped(handler: RendezvousHandler) -> bool:
+    """Whether torch's dynamic rendezvous has dropped this node, as its heartbeats were late.
+
+    torch does not take it back, and a node that comes does not find it: it waits, or begins a second run.
+    """
+    node, holder = getattr(handler, "_this_node", None), getattr(handler, "_state_holder", None)
+    return node is not None and holder is not None and node not in holder.state.participants
+
+
 class BackgroundRendezvous:
-    """Checks for waiting nodes, and repeats the rendezvous when there are some.
+    """Checks for waiting nodes, and repeats the rendezvous when there are some, or it dropped this node.
 
     Args:
         handler: of the run; after `start` only this calls ``next_rendezvous`` and ``num_nodes_waiting``.
@@ -151,7 +160,7 @@ class BackgroundRendezvous:
                 if not again:
                     self._rest(max(0.0, looked + _LOOK - time.monotonic()))
                     looked = time.monotonic()
-                    again = self._handler.num_nodes_waiting() > 0
+                    again = self._handler.num_nodes_waiting() > 0 or _dropped(self._handler)
                 if again:
                     with self._lock:
                         self._again = False
