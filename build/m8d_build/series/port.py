@@ -19,10 +19,8 @@ from m8d_build.errors import DirtyTree, PatchRejected, PortConflict, UnknownVers
 from m8d_build.files.blobs import blob_id
 from m8d_build.gitrepo.tree import head_commit, is_git_tree, uncommitted
 from m8d_build.series.apply import pristine_files, tree_version
-from m8d_build.series.claims import Claims, claims_of, restate
-from m8d_build.series.diffs import fit, render
-from m8d_build.series.read import SERIES, parse_series
-from m8d_build.series.relocate import carry
+from m8d_build.series.carrying import carry_series, counts, shown
+from m8d_build.series.read import parse_series
 from m8d_build.series.transaction import Change, locked, read_file, repair, swap
 from m8d_build.series.verify import reject, verify
 from m8d_build.targets import Status, load_targets
@@ -33,10 +31,10 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from m8d_build.series.carrying import CarriedSeries, CarriedTopic
     from m8d_build.series.read import Patch, Series
-    from m8d_build.series.relocate import Conflict
     from m8d_build.targets import Target, Targets
 
 __all__ = ["Ported", "port_series", "with_entry"]
@@ -52,14 +50,22 @@ class Ported:
     Attributes:
         target: the new target.
         series: the new series.
-        exact: hunks that kept their place.
-        moved: hunks that have another line number.
+        topics: what became of each patch.
     """
 
     target: Target
     series: Series
-    exact: int
-    moved: int
+    topics: tuple[CarriedTopic, ...]
+
+    @property
+    def exact(self) -> int:
+        """Number of hunks that kept their place."""
+        return counts(self.topics)[0]
+
+    @property
+    def moved(self) -> int:
+        """Number of hunks that have another line number."""
+        return counts(self.topics)[1]
 
 
 def port_series(
@@ -71,6 +77,7 @@ def port_series(
     from_tree: Path | None = None,
     drop: Sequence[str] = (),
     dry_run: bool = False,
+    tell: Callable[[Sequence[CarriedTopic]], object] = lambda _: None,
 ) -> Ported:
     """Carry a series to another version and write its folder and targets entry.
 
@@ -82,6 +89,7 @@ def port_series(
         from_tree: the sources the series was made for, to tell equal places apart.
         drop: topics to leave out.
         dry_run: write nothing.
+        tell: called with what became of each patch, before a conflict is raised.
 
     Raises:
         PortConflict: hunks have no place, or more than one; or the version has a series already.
@@ -105,25 +113,24 @@ def port_series(
     _refuse_existing(patches, to)
     before = _sources(tree, series.paths)
     kept = [patch for patch in series.patches if patch.topic not in drop]
-    contents, exact, moved = _carried(
-        series, kept, to, before, _sources(from_tree, series.paths) if from_tree else None
-    )
+    carried = carry_series(series, kept, to, before, _sources(from_tree, series.paths) if from_tree else None)
+    tell(carried.topics)
+    if any(topic.refused for topic in carried.topics):
+        raise _conflict(series, to, carried)
     with locked(patches):
         if not dry_run:
             repair(patches)
         old = read_file(patches, TARGETS) or b""
-        entry = _entry(
-            _raw(old, source.version), source, kept, to, tree, note=f"{exact} hunks in place, {moved} moved"
-        )
+        entry = _entry(_raw(old, source.version), source, kept, to, tree, topics=carried.topics)
         text = with_entry(old.decode("utf-8"), entry)
         target = _read_back(text).get(to)
-        contents = {name: _ends(data, target) for name, data in contents.items()}
+        contents = {name: _ends(data, target) for name, data in carried.contents.items()}
         result = parse_series(to, contents)
         reject(to, verify(target, result, before))
         if not dry_run:
             new = [Change(f"v{to}/{name}", None, data) for name, data in contents.items()]
             swap(patches, [*new, Change(TARGETS, old, text.encode())])
-    return Ported(target, result, exact, moved)
+    return Ported(target, result, carried.topics)
 
 
 def _version(text: str) -> str:
@@ -157,65 +164,15 @@ def _sources(tree: Path, paths: Sequence[str]) -> dict[str, bytes]:
     return contents
 
 
-def _carried(
-    series: Series,
-    kept: Sequence[Patch],
-    to: str,
-    before: Mapping[str, bytes],
-    origin: Mapping[str, bytes] | None,
-) -> tuple[dict[str, bytes], int, int]:
-    """Carry every patch in memory; return the new folder's files and how many hunks stayed and moved."""
-    contents = {SERIES: _listing(series, kept, to)}
-    claims = Claims(to, tuple(patch.topic for patch in kept))
-    state: dict[str, bytes | None] = dict(before)
-    origins: dict[str, bytes | None] = dict(origin or {})
-    conflicts: list[tuple[Patch, Conflict]] = []
-    exact = moved = 0
-    for patch in series.patches:
-        diffs = b""
-        for file in patch.files:
-            stated = restate(file, claims) if claims_of(file) else file
-            if patch in kept:
-                done = carry(stated, state.get(file.path), origins.get(file.path))
-                conflicts += ((patch, conflict) for conflict in done.conflicts)
-                exact, moved = exact + done.exact, moved + done.moved
-                state[file.path] = done.content
-                diffs += render(done.file)
-            if file.path in origins or file.created:
-                origins[file.path] = fit(file, origins.get(file.path))[0]
-        if patch in kept:
-            contents[patch.name] = patch.header_text.encode() + diffs
-    if conflicts:
-        raise PortConflict(
-            f"{len(conflicts)} hunk{'s' * (len(conflicts) > 1)} of {series.version}'s series "
-            f"{'have' if len(conflicts) > 1 else 'has'} no one place in {to}",
-            rule="a hunk is carried where its lines stand exactly once; nothing was written",
-            next_step="Port these by hand (apply the rest, edit, `export`), or leave a topic out with --drop",
-            tail="\n".join(_shown(series.version, to, patch, conflict) for patch, conflict in conflicts),
-        )
-    return contents, exact, moved
-
-
-def _listing(series: Series, kept: Sequence[Patch], to: str) -> bytes:
-    """The ``series`` file, its comments kept, dropped patches left out, the version in it renamed."""
-    names = {patch.name for patch in series.patches} - {patch.name for patch in kept}
-    lines = (series.text or b"").decode().split("\n")
-    renamed = (line.replace(series.version, to) if line.startswith("#") else line for line in lines)
-    return "\n".join(line for line in renamed if line not in names).encode()
-
-
-def _shown(version: str, to: str, patch: Patch, conflict: Conflict) -> str:
-    """Return a conflict with both sides, for people."""
-    if conflict.hunk is None:
-        return f"{patch.name}: {conflict.reason} in {to}"
-
-    def side(name: str, at: int, lines: Sequence[bytes]) -> list[str]:
-        body = [f"    | {line.decode(errors='replace').rstrip()}" for line in lines]
-        return [f"  {name}, line {at}:", *(body or ["    (nothing)"])]
-
-    head = f"{patch.name}:{conflict.hunk.at}: {conflict.path}: {conflict.reason}"
-    expected = side(f"expected ({version})", conflict.hunk.old_start, conflict.expected)
-    return "\n".join([head, *expected, *side(f"there ({to})", conflict.found_at, conflict.found)])
+def _conflict(series: Series, to: str, carried: CarriedSeries) -> PortConflict:
+    conflicts = [(topic.patch, conflict) for topic in carried.topics for conflict in topic.refused]
+    return PortConflict(
+        f"{len(conflicts)} hunk{'s' * (len(conflicts) > 1)} of {series.version}'s series "
+        f"{'have' if len(conflicts) > 1 else 'has'} no one place in {to}",
+        rule="a hunk is carried where its lines stand exactly once; nothing was written",
+        next_step="Port these by hand (apply the rest, edit, `export`), or leave a topic out with --drop",
+        tail="\n".join(shown(series.version, to, patch, conflict) for patch, conflict in conflicts),
+    )
 
 
 def _ends(data: bytes, target: Target) -> bytes:
@@ -244,20 +201,27 @@ def _read_back(text: str) -> Targets:
 
 
 def _entry(
-    raw: Mapping[str, Any], source: Target, kept: Sequence[Patch], to: str, tree: Path, *, note: str
+    raw: Mapping[str, Any],
+    source: Target,
+    kept: Sequence[Patch],
+    to: str,
+    tree: Path,
+    *,
+    topics: Sequence[CarriedTopic],
 ) -> dict[str, Any]:
     paths = dict.fromkeys(
         [*(file.path for file in source.files), *(p for patch in kept for p in patch.paths)]
     )
     seen = pristine_files(tree, list(paths))
     commit = head_commit(tree) if is_git_tree(tree) else ""
+    exact, moved = counts(topics)
     at = f", git checkout at {commit[:12]}" if commit else ""
     return {
         "version": to,
         "tag": f"v{to}",
         "status": Status.APPLIES.value,
-        "note": f"ported from {source.version}: {note}{at}; not built, not tested; defects are those the "
-        "patches end",
+        "note": f"ported from {source.version}: {exact} hunks in place, {moved} moved{at}; not built, not "
+        "tested; defects are those the patches end",
         "defects": sorted({defect for patch in kept for defect in patch.header.ends}),
         "topics": [patch.topic for patch in kept],
         "units": [unit for unit in raw.get("units", []) if (tree / unit["path"]).is_file()],

@@ -52,16 +52,24 @@ class Carried:
     Attributes:
         file: with the line numbers and blob ids of the other version; conflicting hunks are left out.
         content: the other version's bytes afterwards.
-        exact: hunks that kept their place.
-        moved: hunks that have another line number.
+        shifts: by how many lines each hunk was moved, in order; 0 where it kept its place.
         conflicts: hunks that were left out.
     """
 
     file: FilePatch
     content: bytes | None
-    exact: int
-    moved: int
+    shifts: tuple[int, ...]
     conflicts: tuple[Conflict, ...]
+
+    @property
+    def exact(self) -> int:
+        """Number of hunks that kept their place."""
+        return self.shifts.count(0)
+
+    @property
+    def moved(self) -> int:
+        """Number of hunks that have another line number."""
+        return len(self.shifts) - self.exact
 
 
 def carry(file: FilePatch, content: bytes | None, origin: bytes | None = None) -> Carried:
@@ -74,12 +82,13 @@ def carry(file: FilePatch, content: bytes | None, origin: bytes | None = None) -
     """
     if (content is None) != file.created:
         reason = f"{file.path} is there already" if file.created else f"{file.path} is not there"
-        return Carried(file, content, 0, 0, (Conflict(file.path, None, reason),))
+        return Carried(file, content, (), (Conflict(file.path, None, reason),))
     lines = split_lines(content or b"")
     same = content is None or blob_id(content) == file.pre_blob
     placed: list[Hunk] = []
     conflicts: list[Conflict] = []
-    shift = exact = end = 0
+    shifts: list[int] = []
+    shift = end = 0
     origin_lines = split_lines(origin) if origin is not None and blob_id(origin) == file.pre_blob else None
     for hunk in file.hunks:
         places = [hunk.old_index] if same else _places(hunk, lines, origin_lines)
@@ -87,7 +96,7 @@ def carry(file: FilePatch, content: bytes | None, origin: bytes | None = None) -
             conflicts.append(_conflict(file.path, hunk, places, lines))
             continue
         place = places[0]
-        exact += place == hunk.old_index
+        shifts.append(place - hunk.old_index)
         placed.append(_at(hunk, place, shift))
         shift += len(hunk.new) - len(hunk.old)
         end = place + len(hunk.old)
@@ -99,8 +108,7 @@ def carry(file: FilePatch, content: bytes | None, origin: bytes | None = None) -
     return Carried(
         file=dataclasses.replace(carried, post_blob=post),
         content=after,
-        exact=exact,
-        moved=len(placed) - exact,
+        shifts=tuple(shifts),
         conflicts=tuple(conflicts),
     )
 

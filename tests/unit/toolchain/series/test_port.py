@@ -138,6 +138,21 @@ def test_a_changed_place_is_a_conflict_with_both_sides(kit, tree):
     assert "there (2.7.0), line 4:\n    | group line 4\n    | group line V\n    | group line 6" in shown
 
 
+def test_what_became_of_each_patch_is_told_also_where_one_conflicts(kit, tree):
+    rewrite(tree, GROUP, kit.states[0][GROUP].replaced(20, 20, "pushed").changed("group line 5", "V"))
+    told = []
+    refused(kit, tree, PortConflict, "1 hunk", tell=told.extend)
+    assert [(topic.topic, topic.state) for topic in told] == [
+        (TOPICS[0], "refused"),
+        (TOPICS[1], "moved"),
+        (TOPICS[2], "exact"),
+    ]
+    assert told[1].shifts == (1,)
+    assert "1 of them moved by +1 lines" in told[1].says
+    (conflict,) = told[0].as_json()["refused"]
+    assert (conflict["file"], conflict["there_at"], conflict["there"][1]) == (GROUP, 4, "V")
+
+
 def test_every_conflict_is_listed(kit, tree):
     text = kit.states[0][GROUP].changed("group line 5", "V").changed("group line 50", "L")
     rewrite(tree, GROUP, text)
