@@ -60,10 +60,15 @@ def restate(file: FilePatch, claims: Claims) -> FilePatch:
     it should.
     """
     topics = ",".join(f'\\"{topic}\\"' for topic in claims.topics).encode()
+    said = claims_of(file)
+    dropped = [topic for topic in (said.topics if said else ()) if topic not in claims.topics]
+    # A list over several lines keeps them: a topic that is left out goes from the line it stands on.
+    left_out = re.compile(rb'\\"(?:' + "|".join(map(re.escape, dropped)).encode() + rb')\\",')
 
     def restated(text: bytes) -> bytes:
         text = _TORCH.sub(lambda m: m[1] + claims.torch.encode() + m[2], text)
-        return _TOPICS.sub(lambda m: m[1] + topics + m[2], text)
+        whole = _TOPICS.sub(lambda m: m[1] + topics + m[2], text)
+        return left_out.sub(b"", whole) if dropped else whole
 
     return dataclasses.replace(
         file,

@@ -317,6 +317,21 @@ def test_the_marker_is_made_to_say_the_new_version(tmp_path):
     assert info("2.8.0", ["marker"]) in (kit.patches / "v2.8.0/0002-marker.patch").read_text()
 
 
+def test_a_marker_over_several_lines_loses_the_topics_that_are_left_out(tmp_path):
+    lines = [r'"m8d-patch-info:{\"torch\":\"2.6.0\",\"topics\":[\"one\","', r'"\"two\",\"marker\"]}";']
+    base = {NCCL: Text.of("a", "b", "c", "d", "e")}
+    one = {NCCL: base[NCCL].changed("b", "B")}
+    two = {NCCL: one[NCCL].changed("d", "D")}
+    three = {NCCL: two[NCCL].replaced(5, 5, *lines)}
+    kit = make_kit(tmp_path, [base, one, two, three], ["one", "two", "marker"])
+    write_tree(tmp_path / "next", base, NEXT)
+    ported = port(kit, tmp_path / "next", drop=["two"])
+    text = (kit.patches / f"v{NEXT}/0003-marker.patch").read_text()
+    assert r'+"m8d-patch-info:{\"torch\":\"2.7.0\",\"topics\":[\"one\","' in text
+    assert r'+"\"marker\"]}";' in text
+    assert ported.topics[-1].state == "adapted"
+
+
 def test_an_entry_is_appended_and_nothing_else_changes():
     text = '# note\nschema = 1\n[[target]]\nversion = "2.6.0"  # why\n'
     new = with_entry(text, {"version": "2.7.0", "files": {"a/b": "0"}})
