@@ -125,6 +125,8 @@ class Target:
     series: str = ""
     # SHA-256 of the wheels of packages with headers, by "name==version".
     packages: Mapping[str, str] = field(default_factory=dict)
+    # The version whose series was carried to this one by `port`; "" where people made or proved the series.
+    ported_from: str = ""
 
     def folder(self, patches: Path) -> Path:
         """Return where this target's series is."""
@@ -234,6 +236,7 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
             build=int(raw.get("build", 0)),
             series=raw.get("series", ""),
             packages=MappingProxyType(dict(raw.get("packages", {}))),
+            ported_from=raw.get("ported_from", ""),
         )
     except (KeyError, ValueError, TypeError) as exc:
         raise _bad(path, where, f"breaks the schema: {type(exc).__name__}: {exc}") from exc
@@ -252,6 +255,8 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
         target.wheels and target.units and target.abi and target.topics
     ):
         raise _bad(path, where, "is verified, so it must name topics, units, abi and wheels")
+    if target.status is Status.VERIFIED and target.ported_from:
+        raise _bad(path, where, "is verified, so it is not ported_from another any more: leave that key out")
     return target
 
 

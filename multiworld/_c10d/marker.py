@@ -84,6 +84,8 @@ class Marker:
         mode: "overlay" or "full".
         builder: version of the toolchain.
         overlay: the added library; None for a full build.
+        ported_from: version whose patches were carried to this one by their text, not proven by hand; empty
+            for a series of the version's own.
         disagreements: differences to the library on disk, one sentence each; empty without any, and where the
             library was not examined.
     """
@@ -95,6 +97,7 @@ class Marker:
     mode: str
     builder: str
     overlay: Overlay | None
+    ported_from: str = ""
     disagreements: tuple[str, ...] = ()
 
     @property
@@ -189,6 +192,7 @@ def parse_marker(data: bytes, *, where: str = MARKER_NAME) -> Marker:
             mode=_text(raw, "mode"),
             builder=_text(raw, "builder"),
             overlay=None if overlay is None else Overlay(_text(overlay, "file"), _text(overlay, "sha256")),
+            ported_from=_text(raw, "ported_from") if "ported_from" in raw else "",
         )
         _check_mode(marker)
     except (KeyError, TypeError, ValueError) as exc:

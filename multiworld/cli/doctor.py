@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from multiworld._core.nccl_policy import Mode
 from multiworld.cli.console import say
 from multiworld.errors import ShimError
+from multiworld.provenance.statement import ported_words
 from multiworld.shim.report import status
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def _patches(found: Status) -> Iterable[str]:
         yield "patches    none: an official build"
         return
     yield f"patches    {', '.join(patched.topics) or 'unknown'} ({patched.mode or 'no'} build {patched.version})".rstrip()
+    if patched.ported_from:
+        yield f"           PORTED {ported_words(patched.ported_from)}: check-wheel shows what of it holds"
     if patched.disagreements:
         yield "           THE BUILD CONTRADICTS ITSELF; install the patched wheel again, or the official one:"
         for line in patched.disagreements:

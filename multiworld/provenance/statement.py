@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 __all__ = [
     "MARKER_ENTRY",
     "PAYLOAD_TYPE",
+    "PORTED",
     "STATEMENT_NAME",
     "Resource",
     "Statement",
     "contradictions",
     "parse_statement",
+    "ported_words",
     "statement_bytes",
 ]
 
@@ -36,6 +38,9 @@ STATEMENT_NAME = "m8d-provenance.json"
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 """What a signed envelope says of its payload."""
+
+PORTED = "ported"
+"""Among the statement's tools: the patches were made for another version."""
 
 MARKER_ENTRY = f"torch/{MARKER_NAME}"
 
@@ -83,6 +88,11 @@ class Statement:
     builder: str
     inputs: tuple[Resource, ...]
     tools: Mapping[str, str]
+
+
+def ported_words(version: str) -> str:
+    """Return what is said of a wheel whose patches were made for another version ("2.12.1")."""
+    return f"from {version}'s series, not proven by hand"
 
 
 def statement_bytes(statement: Statement) -> bytes:
@@ -178,6 +188,11 @@ def contradictions(
         ("label", statement.local, marker.local),
         ("mode", statement.mode, marker.mode),
         ("toolchain", statement.builder, marker.builder),
+        (
+            PORTED,
+            statement.tools.get(PORTED, "no"),
+            ported_words(marker.ported_from) if marker.ported_from else "no",
+        ),
     ):
         if said != marked:
             found.append(f"the statement says {what} {said}, {MARKER_ENTRY} says {marked}")

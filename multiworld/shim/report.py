@@ -42,6 +42,8 @@ class Patched:
         disagreements: where the marker, the library and the provenance statement differ, or why the marker
             cannot be read or the files cannot be compared.
         built_files: how many files are as the statement in the wheel says; None where it has no statement.
+        ported_from: version whose series was carried to this one, not proven by hand; empty where it has its
+            own.
     """
 
     marked: bool
@@ -50,6 +52,7 @@ class Patched:
     version: str = ""
     disagreements: tuple[str, ...] = ()
     built_files: int | None = None
+    ported_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ def _patched() -> Patched:
         version=f"{marker.torch}+{marker.local}",
         disagreements=(*marker.disagreements, *(provenance.faults if provenance else ())),
         built_files=provenance.files if provenance else None,
+        ported_from=marker.ported_from,
     )
 
 

@@ -9,6 +9,7 @@ from m8d_build.cli import print_json
 from m8d_build.cli._common import existing_wheel
 from m8d_build.errors import CheckFailed
 from m8d_build.wheel.inspect import inspect_wheel
+from multiworld.provenance.statement import ported_words
 
 if TYPE_CHECKING:
     import argparse
@@ -55,6 +56,8 @@ def _lines(found: Inspection) -> Iterator[str]:
     marker = found.marker
     if marker is not None:
         yield f"  patched: {marker.mode} build, toolchain {marker.builder}, PyTorch commit {marker.commit}"
+        if marker.ported_from:
+            yield f"  ported {ported_words(marker.ported_from)}"
         for topic in found.topics:
             yield f"  topic {topic.name}: {_MEANING[topic.status.value]} ({topic.sha256[:12]})"
     elif found.consistent:
@@ -105,6 +108,7 @@ def _plain(found: Inspection) -> dict[str, object]:
             "commit": marker.commit,
             "mode": marker.mode,
             "builder": marker.builder,
+            "ported_from": marker.ported_from or None,
             "overlay": None
             if marker.overlay is None
             else {"file": marker.overlay.file, "sha256": marker.overlay.sha256},

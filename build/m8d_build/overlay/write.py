@@ -73,6 +73,7 @@ def write_patched(
         mode="overlay",
         builder=builder,
         overlay=Overlay(entry, file_sha256(library)),
+        ported_from=target.ported_from,
     )
     glibc = max((*glibc_floor(library),), tuple(facts.glibc))
     graft = Edit(GRAFTED, tuple((edit.offset, edit.new) for edit in grafted.edits))

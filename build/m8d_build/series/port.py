@@ -220,6 +220,7 @@ def _entry(
         "version": to,
         "tag": f"v{to}",
         "status": Status.APPLIES.value,
+        "ported_from": source.version,
         "note": f"ported from {source.version}: {exact} hunks in place, {moved} moved{at}; not built, not "
         "tested; defects are those the patches end",
         "defects": sorted({defect for patch in kept for defect in patch.header.ends}),

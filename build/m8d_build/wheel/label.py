@@ -2,7 +2,8 @@
 
 ``targets.toml`` records a number for each version, and the digest of the patches it stands for. A wheel with
 other patches (edited in a checkout, or of a version that has no number yet) carries their digest instead, so
-that no two wheels with different patches have the same version. One that was made from what is not on record
+that no two wheels with different patches have the same version. One whose patches were made for another
+version says that they were ported. One that was made from what is not on record
 (``--allow-unverified``, or a library that ``wheel`` was given) says so too.
 """
 
@@ -19,12 +20,15 @@ __all__ = ["build_label", "local_label"]
 def build_label(target: Target, digest: str) -> str:
     """Return our part of the label: "m8d2" for build 2, "m8d2.edited1a2b3c4d" where its patches were changed.
 
-    It is "m8d0.new1a2b3c4d" where the version has no build number yet.
+    It is "m8d0.new1a2b3c4d" where the version has no build number yet, and "m8d0.ported1a2b3c4d" where the
+    patches were made for another version and carried to this one.
 
     Args:
         target: the torch version.
         digest: of the patches, as `Series.digest`.
     """
+    if target.ported_from:
+        return f"m8d{target.build}.ported{digest[:8]}"
     if not target.build:
         return f"m8d0.new{digest[:8]}"
     return f"m8d{target.build}" + ("" if digest == target.series else f".edited{digest[:8]}")

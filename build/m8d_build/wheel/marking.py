@@ -119,6 +119,8 @@ def make_marker(marker: Marker) -> bytes:
         "builder": marker.builder,
         "overlay": {"file": marker.overlay.file, "sha256": marker.overlay.sha256} if marker.overlay else None,
     }
+    if marker.ported_from:
+        raw["ported_from"] = marker.ported_from
     data = (json.dumps(raw, indent=2) + "\n").encode()
     parse_marker(data)
     return data
@@ -134,6 +136,7 @@ def make_notice(marker: Marker, *, source: str, source_sha256: str, changed: tup
         changed: names of the entries replaced or added, in any order.
     """
     topics = ", ".join(topic.name for topic in marker.topics) or "none"
+    origin = f"those of PyTorch {marker.ported_from}, carried here and not proven by hand"
     lines = [
         f"This is a modified version of PyTorch {marker.torch}, not an official PyTorch build.",
         (
@@ -145,6 +148,7 @@ def make_notice(marker: Marker, *, source: str, source_sha256: str, changed: tup
         f"Version:   {marker.torch}+{marker.local}",
         f"Sources:   PyTorch commit {marker.commit}",
         f"Patches:   {topics} ({marker.mode} build, toolchain {marker.builder})",
+        *([f"Ported:    the patches are {origin}"] if marker.ported_from else []),
         "",
         "Files replaced or added, besides this folder's:",
         *(f"  {name}" for name in sorted(changed)),

@@ -10,10 +10,12 @@ from m8d_build.files.blobs import blob_id
 from m8d_build.wheel.facts import pinned_requirements
 from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.provenance.statement import (
+    PORTED,
     STATEMENT_NAME,
     Resource,
     Statement,
     parse_statement,
+    ported_words,
     statement_bytes,
 )
 from multiworld.provenance.wheel import signed_statement
@@ -95,6 +97,8 @@ def files_inside(
         tools["compiler"] = origin.compiler
     if origin.unverified:
         tools[UNVERIFIED] = ", ".join(origin.unverified)
+    if marker.ported_from:
+        tools[PORTED] = ported_words(marker.ported_from)
     statement = Statement(
         subjects=dict(digests),
         torch=marker.torch,

@@ -12,10 +12,12 @@ from kits.provenancekit import OVERLAY, PATCH, marker
 
 from multiworld.errors import ProvenanceError
 from multiworld.provenance.statement import (
+    PORTED,
     Resource,
     Statement,
     contradictions,
     parse_statement,
+    ported_words,
     statement_bytes,
 )
 
@@ -113,6 +115,18 @@ def test_a_sound_one_contradicts_nothing():
         (replace(SOUND, local="x"), DIGESTS, marker(), "says label x"),
         (replace(SOUND, mode="full"), DIGESTS, marker(), "says mode full"),
         (replace(SOUND, builder="0"), DIGESTS, marker(), "says toolchain 0"),
+        (
+            SOUND,
+            DIGESTS,
+            marker(ported_from="2.5.1"),
+            "says ported no, torch/m8d.json says from 2.5.1's series",
+        ),
+        (
+            replace(SOUND, tools={PORTED: ported_words("2.5.1")}),
+            DIGESTS,
+            marker(),
+            "says ported from 2.5.1's series, not proven by hand, torch/m8d.json says no",
+        ),
         (replace(SOUND, inputs=SOUND.inputs[:2]), DIGESTS, marker(), "does not name PyTorch's commit"),
         (replace(SOUND, inputs=SOUND.inputs[2:]), DIGESTS, marker(), "does not name the patch group-guard"),
     ],

@@ -10,11 +10,13 @@ import pytest
 from kits.fakewheel import DAMAGES, damage
 from kits.provenancekit import DIST_INFO, OVERLAY, marker, patched_wheel, rewritten
 
+from multiworld.cli.main import main
 from multiworld.errors import ProvenanceError
 from multiworld.provenance.installed import check_installed
 from multiworld.provenance.statement import STATEMENT_NAME, parse_statement
 from multiworld.provenance.wheel import verify_wheel
 from multiworld.shim.loader import LOADER_ENTRY
+from multiworld.shim.marker import parse_marker
 from multiworld.shim.torchsite import TorchSite
 
 STATEMENT = f"{DIST_INFO}/{STATEMENT_NAME}"
@@ -37,6 +39,21 @@ def test_what_the_toolchain_writes_is_verified(tmp_path):
     assert [each.name for each in found.statement.inputs][-1] == "pytorch"
     assert found.statement.tools["compiler"] == "g++ 12.2.0"
     assert seen[-1][0] == seen[-1][1]
+
+
+def test_a_wheel_of_ported_patches_says_so_wherever_it_is_looked_at(tmp_path, capsys):
+    made = patched_wheel(tmp_path, local="cu124.m8d0.ported01234567", ported_from="2.5.1").path
+    assert verify_wheel(made).statement.tools["ported"] == "from 2.5.1's series, not proven by hand"
+    with zipfile.ZipFile(made) as archive:
+        assert parse_marker(archive.read("torch/m8d.json")).ported_from == "2.5.1"
+        (notice,) = (name for name in archive.namelist() if name.endswith("NOTICE.multiworld"))
+        assert b"those of PyTorch 2.5.1, carried here and not proven by hand" in archive.read(notice)
+    assert main(["verify", str(made)]) == 0
+    assert "ported     from 2.5.1's series, not proven by hand" in capsys.readouterr().out
+    own = patched_wheel(tmp_path / "own").path
+    with zipfile.ZipFile(own) as archive:
+        assert b"ported" not in archive.read("torch/m8d.json")
+    assert "ported" not in verify_wheel(own).statement.tools
 
 
 def test_the_statement_beside_it_names_the_wheel_too(tmp_path):

@@ -87,6 +87,9 @@ def test_a_patched_build_and_one_that_contradicts_itself(monkeypatch, capsys):
     assert "its wheel has no provenance statement" in said.out
     _, said = run(monkeypatch, capsys, status_of(facts, patched=replace(patched, built_files=9)))
     assert "its 9 changed files are as built" in said.out
+    ported = replace(patched, ported_from="2.5.1")
+    _, said = run(monkeypatch, capsys, status_of(facts, patched=ported))
+    assert "PORTED from 2.5.1's series, not proven by hand" in said.out
     broken = Patched(marked=True, disagreements=("nccl.so.2 says nothing of patches",))
     code, said = run(monkeypatch, capsys, status_of(patched=broken))
     assert code == doctor.UNSOUND == 1

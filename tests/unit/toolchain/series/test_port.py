@@ -100,6 +100,7 @@ def test_the_entry_says_what_was_done_and_no_more(kit, tree):
     assert target.defects == ("D5",)
     assert "ported from 2.6.0: 5 hunks in place, 0 moved" in target.note
     assert "not tested" in target.note
+    assert target.ported_from == "2.6.0"
     assert target.wheels == ()
     assert target.blob(NCCL) == blob_id((tree / NCCL).read_bytes())
     assert load_targets(kit.patches).get("2.6.0") == kit.target

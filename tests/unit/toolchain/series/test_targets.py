@@ -100,6 +100,7 @@ def test_the_newest_verified_target_is_that_of_the_python(tmp_path):
         ({**VERIFIED, "packages": {"nvidia-nccl-cu12==2.21.5": "0"}}, "sha256 of nvidia-nccl-cu12==2.21.5"),
         ({**VERIFIED, "wheels": []}, "verified, so it must name"),
         ({**VERIFIED, "topics": []}, "verified, so it must name"),
+        ({**VERIFIED, "ported_from": "2.5.1"}, "verified, so it is not ported_from"),
     ],
 )
 def test_a_broken_entry_is_refused_by_name(tmp_path, entry, message):

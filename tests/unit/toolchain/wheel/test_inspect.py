@@ -212,6 +212,13 @@ def test_the_command_prints_what_was_found(tmp_path, built, patches):
         assert part in text
 
 
+def test_the_command_says_whose_patches_were_ported(tmp_path, built, patches):
+    path = patched(tmp_path, built, marker=marker_of(built, ported_from="2.5.1"))
+    assert "ported from 2.5.1's series, not proven by hand" in run("--patches", patches, "inspect", path)[1]
+    said = json.loads(run("--patches", patches, "inspect", "--json", path)[1])
+    assert said["marker"]["ported_from"] == "2.5.1"
+
+
 def test_the_command_prints_json(tmp_path, built, patches):
     code, text = run("--patches", patches, "inspect", "--json", patched(tmp_path, built))
     said = json.loads(text)
