@@ -18,7 +18,7 @@ from m8d_build.check.native import PROBES, build_extension, build_preload, prelo
 from m8d_build.check.report import Report, Result, judge
 from m8d_build.check.subject import NO_MARKER, marker_outcome, read_subject, require_stock
 from m8d_build.check.trees import link_torch
-from m8d_build.environments.download import get_wheel, official_request
+from m8d_build.environments.download import WheelRequest, get_wheel, official_request
 from m8d_build.environments.venvs import Environment, Environments, Recipe, pip_check
 from m8d_build.errors import OutputUnwritable
 from m8d_build.files.blobs import file_sha256
@@ -151,8 +151,11 @@ def _stock(
         given = Environment.of(Path(stock).expanduser())
         require_stock(given, subject)
         return given
-    target = load_targets(settings.patches).get(subject.marker.torch)
-    request = official_request(target, subject.python_tag)
+    if subject.marker.ported_from:  # no wheel of that version is on record: its commit is compared below
+        request = WheelRequest("torch", subject.marker.torch, subject.python_tag)
+    else:
+        target = load_targets(settings.patches).get(subject.marker.torch)
+        request = official_request(target, subject.python_tag)
     wheel = get_wheel(request, settings, local=official, reporter=report)
     sha256 = request.sha256 if wheel.name == request.filename else file_sha256(wheel)
     recipe = Recipe(subject.marker.torch, sha256, subject.python_tag, str(wheel))

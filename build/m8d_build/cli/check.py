@@ -10,6 +10,7 @@ from m8d_build.check.run import EXPECTED_SECONDS, STOCK_AUTO, STOCK_NONE
 from m8d_build.cli import print_json
 from m8d_build.cli._common import existing_wheel, newest_wheel
 from m8d_build.errors import OutputUnwritable
+from m8d_build.porting.report import add_behaviour
 from m8d_build.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -78,8 +79,11 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             markup=False,
             soft_wrap=True,
         )
+    added = add_behaviour(wheel, report.as_json())
     report.require_ok(log)
     if not args.json:
+        if added is not None:
+            console.print(f"Added to the report on the port: {added}", markup=False, soft_wrap=True)
         console.print(
             f"{len(report.results)} checks as expected, {report.seconds:.0f} s. Log: {log}",
             markup=False,

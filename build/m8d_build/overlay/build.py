@@ -75,6 +75,7 @@ class OverlayRequest:
         wheel: the official wheel; None downloads it.
         source: "auto", "git", "distro", "cache" or a folder.
         allow_unverified: accept sources and wheels whose digests are not on record.
+        unproven: names of inputs of which the caller knows that they are not on record.
     """
 
     target: Target
@@ -82,6 +83,7 @@ class OverlayRequest:
     wheel: Path | None = None
     source: str = "auto"
     allow_unverified: bool = False
+    unproven: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class _Build:
             layout = Layout(self.work / "stage", tree.root, self.work)
             touched = self.stage(series, layout)
             read = pristine_files(tree.root, [file.path for file in target.files])
-            unverified = [] if on_record else [wheel.path.name]
+            unverified = [*self.request.unproven, *([] if on_record else [wheel.path.name])]
             unverified += [
                 file.path
                 for file in target.files

@@ -49,7 +49,8 @@ class CarriedTopic:
         """Return the same for people, with numbers."""
         moved = [shift for shift in self.shifts if shift]
         by = f", {len(moved)} of them moved by {_range(moved)} lines" if moved else ""
-        hunks = f"{len(self.shifts) + len(self.refused)} hunks{by}"
+        count = len(self.shifts) + len(self.refused)
+        hunks = f"{count} hunk{'s' * (count != 1)}{by}"
         return hunks + (f", {len(self.refused)} REFUSED" if self.refused else "")
 
     def as_json(self) -> dict[str, Any]:

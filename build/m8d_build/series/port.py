@@ -77,6 +77,7 @@ def port_series(
     from_tree: Path | None = None,
     drop: Sequence[str] = (),
     dry_run: bool = False,
+    more: Mapping[str, Any] | None = None,
     tell: Callable[[Sequence[CarriedTopic]], object] = lambda _: None,
 ) -> Ported:
     """Carry a series to another version and write its folder and targets entry.
@@ -89,6 +90,7 @@ def port_series(
         from_tree: the sources the series was made for, to tell equal places apart.
         drop: topics to leave out.
         dry_run: write nothing.
+        more: further keys of the version's entry in targets.toml.
         tell: called with what became of each patch, before a conflict is raised.
 
     Raises:
@@ -121,7 +123,8 @@ def port_series(
         if not dry_run:
             repair(patches)
         old = read_file(patches, TARGETS) or b""
-        entry = _entry(_raw(old, source.version), source, kept, to, tree, topics=carried.topics)
+        raw = _raw(old, source.version)
+        entry = {**_entry(raw, source, kept, to, tree, topics=carried.topics), **(more or {})}
         text = with_entry(old.decode("utf-8"), entry)
         target = _read_back(text).get(to)
         contents = {name: _ends(data, target) for name, data in carried.contents.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit, urlunsplit
@@ -46,6 +47,12 @@ class SourceTree:
     target: Target
     verified: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def commit(self) -> str:
+        """The commit they were fetched at, 40 hex digits; "" where they did not come from a repository."""
+        found = re.search(r" at ([0-9a-f]{40})$", self.origin)
+        return found[1] if found else ""
 
 
 @dataclass(frozen=True)
