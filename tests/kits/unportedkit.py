@@ -59,9 +59,9 @@ def make_port_kit(root: Path, files: dict[str, Text] | None = None) -> PortKit:
     repository = root / "repository"
     write_tree(repository, kit.states[0])
     git(repository, "init", "--quiet")
-    _commit(repository, "v2.6.0")
+    commit_tag(repository, "v2.6.0")
     write_tree(repository, files or {}, NEXT)
-    commit = _commit(repository, f"v{NEXT}")
+    commit = commit_tag(repository, f"v{NEXT}")
     planned = {
         "version": NEXT,
         "tag": f"v{NEXT}",
@@ -93,7 +93,8 @@ def official_wheel(folder: Path, commit: str, cuda: str = "12.4") -> Path:
     return fakewheel.write_wheel(folder, files, name=fakewheel.NAME.replace("2.6.0", NEXT))
 
 
-def _commit(repository: Path, tag: str) -> str:
+def commit_tag(repository: Path, tag: str) -> str:
+    """Commit all that is there, and tag it; return the commit."""
     own = ["-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "commit.gpgsign=false"]
     git(repository, "add", "--all")
     git(repository, *own, "commit", "--quiet", "-m", tag)
