@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +21,7 @@ from m8d_build.check.report import Report, Result, judge
 from m8d_build.check.subject import NO_MARKER, marker_outcome, read_subject, require_stock
 from m8d_build.check.trees import link_torch
 from m8d_build.cli import check as check_cli
+from m8d_build.environments.download import WheelRequest
 from m8d_build.environments.venvs import Environment
 from m8d_build.errors import (
     BehaviourFailed,
@@ -29,6 +32,7 @@ from m8d_build.errors import (
     WheelMismatch,
     WheelUnreachable,
 )
+from m8d_build.progress import Silent
 from m8d_build.settings import Settings
 from multiworld.shim.marker import Marker, Overlay, Topic
 
@@ -516,6 +520,24 @@ def installed(folder: Path, *, commit: str = COMMIT, marker: bytes = b"") -> Env
     if marker:
         (site / "torch" / "m8d.json").write_bytes(marker)
     return Environment("some", folder / "python", site)
+
+
+def test_the_official_wheel_of_a_ported_one_is_asked_for_by_its_version(tmp_path, monkeypatch):
+    """No wheel of that version is on record, and targets.toml may not have it."""
+
+    class Asked(Exception):
+        pass
+
+    def get_wheel(request, settings, **_):
+        raise Asked(request)
+
+    monkeypatch.setattr(check_run, "get_wheel", get_wheel)
+    subject = SimpleNamespace(marker=replace(MARKER, torch="2.7.0", ported_from="2.6.0"), python_tag="cp311")
+    with ExitStack() as stack, pytest.raises(Asked) as caught:
+        check_run._stock(
+            stack, None, subject, None, Silent(), log=tmp_path / "log", stock="auto", official=None
+        )
+    assert caught.value.args == (WheelRequest("torch", "2.7.0", "cp311"),)
 
 
 def test_a_stock_environment_must_be_unpatched_and_of_the_same_commit(tmp_path):
