@@ -373,6 +373,15 @@ def test_a_package_that_is_not_the_one_on_record_is_refused_or_told(
     assert verify_wheel(made).statement.tools["unverified"] == "toy-nccl==1.0"
 
 
+def test_what_the_caller_knows_not_to_be_proven_is_in_label_and_statement(
+    toy: Toy, tmp_path: Path, shared_cache: Path
+) -> None:
+    settings = Settings.load(cache=shared_cache, patches=toy.patches, out=tmp_path / "out", jobs=2)
+    built = build_overlay(replace(request_of(toy), unproven=("sources of v2.6.0",)), settings, Silent())
+    assert built.version == "2.6.0+cu124.m8d1.unverified"
+    assert verify_wheel(built.path).statement.tools["unverified"] == "sources of v2.6.0"
+
+
 def edit_patch(toy: Toy, old: bytes, new: bytes) -> None:
     path = toy.patches / "v2.6.0" / "0001-cleanup-only.patch"
     data = path.read_bytes()
