@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -89,11 +90,28 @@ def backward(w, tensor):
     return step
 
 
+def hooked_backward(w, tensor):
+    """DDP of a small model, whose hook has C++ wait for a message as long as `tensor`: most of its time that is half sent."""
+    with w:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+
+    def hook(_, bucket):
+        return dist.broadcast(tensor, 0, async_op=True).get_future().then(lambda _: bucket.buffer())
+
+    model.register_comm_hook(None, hook)
+
+    def step():
+        with w:
+            model(torch.ones(4, 4)).sum().backward()
+
+    return step
+
+
 LOOPS = {
     each.__name__: each
     for each in (
         all_reduce, routed_all_reduce, broadcast, gather, objects, send_recv, routed_send_recv, posted_recv, any_source,
-        backward,
+        backward, hooked_backward,
     )
 }  # fmt: skip
 
@@ -117,10 +135,11 @@ class Stalls:
         return sum(took for when, took in self._overslept if when >= at)
 
 
-def runner(me, size, loop, nbytes, hang, netns=None):
+def runner(me, size, loop, nbytes, hang, netns=None, lane="1"):
     """Run the loop of one generation after the other, until the test says that it is enough."""
     if netns is not None:
         enter_netns(netns)
+    os.environ["M8D_LANE"] = lane
     torch.set_num_threads(1)
     tensor = torch.ones(nbytes, dtype=torch.uint8) if nbytes < 4 else torch.ones(nbytes // 4)
     stalls = Stalls()

@@ -213,15 +213,22 @@ def test_a_member_that_is_cut_off_is_unreachable_for_all_others(cast, network):
 
 
 @pytest.mark.parametrize(
-    ("loop", "nbytes"), [("all_reduce", 4 * MEGABYTE), ("send_recv", 256 * MEGABYTE), ("routed_send_recv", 4)]
+    ("lane", "loop", "nbytes"),
+    [
+        ("1", "all_reduce", 4 * MEGABYTE),
+        ("1", "send_recv", 256 * MEGABYTE),
+        ("1", "routed_send_recv", 4),
+        ("0", "broadcast", 64 * MEGABYTE),
+    ],
 )
-def test_what_runs_ends_when_the_network_is_cut(cast, network, loop, nbytes):
+def test_what_runs_ends_when_the_network_is_cut(cast, network, lane, loop, nbytes):
     """A payload may be half on its way: none of it waits for its timeout."""
     arguments = {
         "size": 2,
         "store": f"tcp://{network.address(1)}:29500",
         "loop": loop,
         "nbytes": nbytes,
+        "lane": lane,
         "hang": HANG,
     }
     members = [cast.start(runner, rank, netns=network.hosts[rank], **arguments) for rank in range(2)]

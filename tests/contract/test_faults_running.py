@@ -1,10 +1,12 @@
 """A member is killed, or stopped and resumed, while operations run one after the other: small ones and half-sent ones.
 
 gloo forgets the buffer of a write or a read that is under way when its connection fails: without
-`multiworld._c10d.gloo.unblocking` that operation ends at its timeout (TIMEOUT here), in one kill of six in a loop of 1 MB
-all_reduce, and always where a large payload is half transferred.
+`multiworld._c10d.gloo.unblocking` that operation ends at its timeout (TIMEOUT here), in one kill of four to eight in a loop
+of 1 MB all_reduce, and nearly always where a large payload is half transferred. That shows in what goes through gloo only:
+DDP's backward, and with M8D_LANE=0 all else. (Few kills hit it in `backward`, most do in `hooked_backward`.) The lane, which the other rows are about, ends its operations by itself.
 
-``--soak SECONDS`` (nox -s soak) goes on killing for that long; 300 s are some 500 kills on two cores.
+``--soak SECONDS`` (nox -s soak) makes it 500 kills, and 100 members that are stopped and go on, and goes on for that long;
+fewer than 60 seconds ask for one of each kind.
 """
 
 from __future__ import annotations
@@ -30,13 +32,17 @@ SOON = 2.0
 
 HANG = 4.0
 
+LANE, GLOO = "1", "0"
+"""Of M8D_LANE."""
 
-def run(cast, loop, nbytes, size, faults, *, kind="kill", until=0.0, bound=SOON):
-    """Let a random member of a running loop fail, `faults` times and until `until`; returns all delays, in seconds."""
-    arguments = {"size": size, "loop": loop, "nbytes": nbytes, "hang": 60.0 if kind == "kill" else HANG}
+
+def run(cast, loop, nbytes, size, faults, *, kind="kill", until=0.0, lane=LANE):
+    """Let a random member of a running loop fail, `faults` times and until `until`; returns how often, and what all told."""
+    arguments = {"size": size, "loop": loop, "nbytes": nbytes, "lane": lane}
+    arguments["hang"] = 60.0 if kind == "kill" else HANG
     members = [cast.start(runner, rank, **arguments) for rank in range(size)]
     causes = {"crashed"} if kind == "kill" else {"hung", "crashed", "left"}
-    late, count, more = [], 0, True
+    raised, count, more = [], 0, True
     while more:
         for each in members:
             each.expect("running")
@@ -52,8 +58,8 @@ def run(cast, loop, nbytes, size, faults, *, kind="kill", until=0.0, bound=SOON)
         for each in seen:
             assert each.cause in causes, each
             assert each.untouched, each
-            assert each.late <= bound + 2 * each.stalled, each
-        late += [each.late for each in seen]
+            assert each.late <= SOON + 2 * each.stalled, each
+        raised += seen
         count += 1
         more = count < faults or time.monotonic() < until
         for each in told:
@@ -63,59 +69,94 @@ def run(cast, loop, nbytes, size, faults, *, kind="kill", until=0.0, bound=SOON)
     for each in told:
         each.expect("closed")
         assert each.finish() == 0
+    late = [each.late for each in raised]
     log.info(
-        "%s, %d bytes, %d members, %d times %s: verdict to exception %.1f ms in the median, at most %.1f ms",
-        loop, nbytes, size, count, kind, 1e3 * statistics.median(late), 1e3 * max(late),
+        "M8D_LANE=%s, %s, %d bytes, %d members, %d times %s: verdict to exception %.1f ms in the median, at most %.1f ms",
+        lane, loop, nbytes, size, count, kind, 1e3 * statistics.median(late), 1e3 * max(late),
     )  # fmt: skip
-    return late
+    return count, raised
 
 
 KILLS = [
-    ("all_reduce", MEGABYTE, 4, 8),
-    ("all_reduce", 64 * MEGABYTE, 2, 2),
-    ("all_reduce", 4, 8, 2),
-    ("routed_all_reduce", 64 * KILOBYTE, 3, 3),
-    ("broadcast", 32 * MEGABYTE, 3, 2),
-    ("gather", 16 * MEGABYTE, 3, 2),
-    ("objects", 4 * MEGABYTE, 3, 2),
-    ("send_recv", 4, 2, 3),
-    ("send_recv", 256 * MEGABYTE, 2, 2),
-    ("routed_send_recv", 32 * MEGABYTE, 4, 2),
-    ("posted_recv", 64 * MEGABYTE, 2, 2),
-    ("any_source", 32 * MEGABYTE, 3, 2),
-    ("backward", 4 * MEGABYTE, 3, 3),
+    (LANE, "all_reduce", MEGABYTE, 4, 3),
+    (LANE, "all_reduce", 64 * MEGABYTE, 2, 1),
+    (LANE, "all_reduce", 64 * KILOBYTE, 8, 2),
+    (LANE, "routed_all_reduce", 64 * KILOBYTE, 3, 2),
+    (LANE, "broadcast", 32 * MEGABYTE, 3, 1),
+    (LANE, "gather", 16 * MEGABYTE, 3, 1),
+    (LANE, "objects", 4 * MEGABYTE, 3, 2),
+    (LANE, "send_recv", 4, 2, 2),
+    (LANE, "send_recv", 256 * MEGABYTE, 2, 1),
+    (LANE, "routed_send_recv", 32 * MEGABYTE, 4, 1),
+    (LANE, "posted_recv", 64 * MEGABYTE, 2, 1),
+    (LANE, "any_source", 32 * MEGABYTE, 3, 1),
+    (LANE, "backward", 4 * MEGABYTE, 3, 6),
+    (GLOO, "hooked_backward", 64 * MEGABYTE, 2, 3),
+    (GLOO, "all_reduce", MEGABYTE, 4, 10),
+    (GLOO, "all_reduce", 4 * MEGABYTE, 8, 3),
+    (GLOO, "routed_all_reduce", 4 * MEGABYTE, 8, 3),
+    (GLOO, "broadcast", 64 * MEGABYTE, 3, 1),
+    (GLOO, "gather", 64 * MEGABYTE, 3, 1),
+    (GLOO, "send_recv", 64 * MEGABYTE, 2, 2),
+    (GLOO, "any_source", 32 * MEGABYTE, 3, 2),
 ]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("loop", "nbytes", "size", "kills"), KILLS)
-def test_a_kill_ends_what_runs(cast, loop, nbytes, size, kills):
-    run(cast, loop, nbytes, size, kills)
+@pytest.mark.parametrize(("lane", "loop", "nbytes", "size", "kills"), KILLS)
+def test_a_kill_ends_what_runs(cast, lane, loop, nbytes, size, kills):
+    run(cast, loop, nbytes, size, kills, lane=lane)
 
 
-STOPS = [("all_reduce", MEGABYTE, 3, 1), ("send_recv", 64 * MEGABYTE, 2, 1), ("routed_send_recv", 4, 2, 2)]
+STOPS = [
+    (LANE, "all_reduce", MEGABYTE, 3, 1),
+    (LANE, "send_recv", 64 * MEGABYTE, 2, 1),
+    (LANE, "routed_send_recv", 4, 2, 1),
+    (GLOO, "broadcast", 64 * MEGABYTE, 3, 2),
+]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("loop", "nbytes", "size", "stops"), STOPS)
-def test_a_stop_ends_what_runs_there_too_when_it_goes_on(cast, loop, nbytes, size, stops):
-    run(cast, loop, nbytes, size, stops, kind="resume")
+@pytest.mark.parametrize(("lane", "loop", "nbytes", "size", "stops"), STOPS)
+def test_a_stop_ends_what_runs_there_too_when_it_goes_on(cast, lane, loop, nbytes, size, stops):
+    run(cast, loop, nbytes, size, stops, kind="resume", lane=lane)
+
+
+SOAK = [
+    ("kill", LANE, "all_reduce", MEGABYTE, 4, 100),
+    ("kill", GLOO, "all_reduce", MEGABYTE, 4, 160),
+    ("kill", LANE, "backward", 4 * MEGABYTE, 3, 70),
+    ("kill", GLOO, "hooked_backward", 64 * MEGABYTE, 2, 70),
+    ("kill", LANE, "send_recv", 64 * MEGABYTE, 2, 50),
+    ("kill", GLOO, "send_recv", 64 * MEGABYTE, 2, 50),
+    ("resume", LANE, "send_recv", 64 * MEGABYTE, 2, 50),
+    ("resume", GLOO, "send_recv", 64 * MEGABYTE, 2, 50),
+]
+"""Most where most of the forgotten operations were seen."""
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(2 * 3600)
 def test_kills_without_end(cast, soak_seconds):
-    # Most of them where most of the forgotten operations were seen.
+    long, total = soak_seconds >= 60, sum(faults for *_, faults in SOAK)
+    began, planned, counts, raised = time.monotonic(), 0, {"kill": 0, "resume": 0}, []
+    for kind, lane, loop, nbytes, size, faults in SOAK:
+        planned += faults
+        until = began + soak_seconds * planned / total if long else 0.0
+        count, seen = run(cast, loop, nbytes, size, faults if long else 1, kind=kind, until=until, lane=lane)
+        counts[kind] += count
+        raised += seen
+    late = [each for each in raised if each.late > PROMISED + 2 * each.stalled]
+    log.info(
+        "%d kills, %d stops; of %d exceptions %d later than %.0f ms after the verdict, at most %.1f ms",
+        counts["kill"], counts["resume"], len(raised), len(late), 1e3 * PROMISED,
+        1e3 * max(each.late for each in raised),
+    )  # fmt: skip
     # A short one shares its machine with other tests.
-    bound = PROMISED if soak_seconds >= 60 else SOON
-    began, late = time.monotonic(), []
-    for share, (loop, nbytes, size) in (
-        (0.6, ("all_reduce", MEGABYTE, 4)),
-        (0.8, ("backward", 4 * MEGABYTE, 2)),
-        (1.0, ("send_recv", 64 * MEGABYTE, 2)),
-    ):
-        late += run(cast, loop, nbytes, size, 1, until=began + share * soak_seconds, bound=bound)
-    log.info("%d survivors, at most %.1f ms from verdict to exception", len(late), 1e3 * max(late))
+    if long:
+        assert counts["kill"] >= 500
+        assert counts["resume"] >= 100
+        assert late == []
 
 
 @pytest.mark.timeout(300)
