@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from runningkit import LOOPS
 from waykit import RECEIVES, SENDS, forbid_memory
 from worldkit import HANG, PATIENCE, SOON, outcome
 
@@ -133,6 +134,49 @@ def test_every_call_raises_soon_after_the_verdict(cast, fault, nbytes, what, mem
             assert lost.finish() == 0
     assert one.finish() == 0
     log.info("%s, %d bytes, %s: %s s", fault, nbytes, what, [f"{each:.4f}" for each in late])
+    assert statistics.median(late) < BOUND, late
+
+
+def waits_in_a_collective(me, loop, nbytes):
+    """Lose one member after the other in a collective that it does not come to."""
+    torch.set_num_threads(1)
+    for number in range(VICTIMS):
+        w = mw.join(f"w{number}", 0, 2, store=me.store, timeout=TIMEOUT, hang_timeout=TIMEOUT)
+        step = LOOPS[loop](w, torch.ones(nbytes // 4))
+        me.emit("running")
+        seen = outcome(step)
+        me.emit("ended", late=time.monotonic() - w.breakage.at, kinds=seen["kinds"][:1])
+        w.close()
+
+
+def stays_out_of_it(me, loop, nbytes, number):
+    torch.set_num_threads(1)
+    w = mw.join(f"w{number}", 1, 2, store=me.store, timeout=TIMEOUT, hang_timeout=TIMEOUT)
+    step = LOOPS[loop](w, torch.ones(nbytes // 4))  # a model's parameters are compared as it is made
+    me.emit("running")
+    me.hear(TIMEOUT)
+    del step
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("loop", "nbytes"), [("all_reduce", MB), ("broadcast", 64 * MB), ("backward", 16 * MB)]
+)
+def test_a_collective_raises_soon_after_the_verdict(cast, loop, nbytes):
+    arguments = {"loop": loop, "nbytes": nbytes}
+    one, late = cast.start(waits_in_a_collective, 0, **arguments), []
+    for number in range(VICTIMS):
+        lost = cast.start(stays_out_of_it, 1, number=number, **arguments)
+        for each in (one, lost):
+            each.expect("running")
+        time.sleep(random.uniform(0.3, 0.6))  # noqa: S311  (it is in there)
+        lost.kill()
+        seen = one.expect("ended", PATIENCE)
+        assert seen.kinds == ["BrokenWorldException"]
+        assert seen.late < SOON
+        late.append(seen.late)
+    assert one.finish() == 0
+    log.info("%s, %d bytes: %s s", loop, nbytes, [f"{each:.4f}" for each in late])
     assert statistics.median(late) < BOUND, late
 
 
