@@ -144,8 +144,14 @@ def links_made_late(seconds, addresses=None):
 
 
 def tell_counts(nodes, told):
-    """Tell how many nodes have finished, and with how many this one is connected, where it is not as `told`."""
-    for name, count in (("finished", len(nodes._finished)), ("linked", len(nodes._links.alive()))):
+    """Tell how many nodes have finished, are connected with this one, and are members, where it is not as `told`."""
+    membership = nodes._membership
+    counts = {
+        "finished": len(nodes._finished),
+        "linked": len(nodes._links.alive()),
+        "members": 0 if membership is None else len(membership.nodes),
+    }
+    for name, count in counts.items():
         if count != told.get(name, 0):
             told[name] = count
             emit(name, count=count)
