@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from multiworld._net.listen_address import DEFAULT, host_and_port
 from multiworld._net.tls.credentials import current
 from multiworld._net.tls.session import RefusedError
-from multiworld._net.tls.visitors import HANDSHAKE, is_peer
+from multiworld._net.tls.visitors import HANDSHAKE, SILENCE, is_peer
 from multiworld.errors import MultiworldError
 from multiworld.logs.source import logger
 from multiworld.metrics import health
@@ -211,14 +211,14 @@ class _Server(ThreadingHTTPServer):
 class _Request(io.RawIOBase):
     """What a client says, read until a time: one that says a byte now and then keeps its place no longer."""
 
-    def __init__(self, connection: socket.socket, until: float) -> None:
-        self._connection, self._until = connection, until
+    def __init__(self, connection: socket.socket, until: float, silence: float) -> None:
+        self._connection, self._until, self._silence = connection, until, silence
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self._connection.settimeout(max(0.001, self._until - time.monotonic()))
+        self._connection.settimeout(min(self._silence, max(0.001, self._until - time.monotonic())))
         return self._connection.recv_into(buffer)
 
 
@@ -229,7 +229,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = io.BufferedReader(_Request(self.connection, time.monotonic() + self.timeout))
+        silence = self.timeout if self._trusted else SILENCE
+        self.rfile = io.BufferedReader(_Request(self.connection, time.monotonic() + self.timeout, silence))
 
     def parse_request(self) -> bool:
         """Parse what was read; the answer has a time of its own."""

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["COOKIE", "PEER", "allowed", "known_host"]
+__all__ = ["COOKIE", "LET_IN", "PEER", "allowed", "known_host"]
 
 COOKIE = "m8d_token"
 """Name of the cookie; the port is added, as browsers keep one set of cookies for all ports of a host."""
 
 PEER = "m8d.peer"
 """Key of a request's state: whether the connection has a certificate of the job."""
+
+LET_IN = "m8d.let_in"
+"""Key of a request's state, once it is answered: it had the token, or its connection a certificate."""
 
 
 def allowed(token: str, cookie: str | None, headers: Mapping[str, str]) -> bool:

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from multiworld.errors import MultiworldError, UnknownWorldError
 from multiworld.logs.source import logger
 from multiworld.run.control.client import LauncherSilentError
-from multiworld.web.access import COOKIE, PEER, allowed, known_host
+from multiworld.web.access import COOKIE, LET_IN, PEER, allowed, known_host
 from multiworld.web.feed import Feed, in_a_thread
 from multiworld.web.openapi import document
 from multiworld.web.sources import RunOverError
@@ -100,6 +100,8 @@ class _Guard:
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
+                if refusal is None and scope["path"] not in _OPEN and message["status"] != 401:
+                    scope.setdefault("state", {})[LET_IN] = True
                 present = {name for name, _ in message["headers"]}
                 more = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
                 message["headers"] = [

@@ -3,7 +3,8 @@
 uvicorn keeps a connection on which nothing is said for as long as the other side likes, and accepts as many
 as come: a stranger could take all descriptors of the process that serves the page. Where there are enough,
 the one that has said nothing for longest makes room, so that strangers do not keep others out either. An
-answer that is not read is no reason to keep a connection; one that is read slowly is.
+answer that is not read is no reason to keep a connection; one that is read slowly is. In secure mode one
+without a certificate is ended after `SILENCE` without a byte, until a request on it had the token.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from multiworld._net.tls.visitors import SILENCE
+from multiworld.web.access import LET_IN, PEER
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,6 +66,7 @@ class BoundedProtocol(H11Protocol):
         self._sock: Any = None
         self._acknowledged = 0
         self._left = _TIMES
+        self._known = False
 
     def connection_made(self, transport: Any) -> None:
         """A connection is there: make room for it, or refuse it."""
@@ -77,6 +82,9 @@ class BoundedProtocol(H11Protocol):
             self._wait_no_more()  # the answer takes as long as it takes
         elif self._patience is None:
             self._wait()
+        elif self._strange():
+            self._patience.cancel()
+            self._begin()
 
     def on_response_complete(self) -> None:
         """The answer is sent: uvicorn waits for the next request, for 5 s, then for the other side to end."""
@@ -111,15 +119,28 @@ class BoundedProtocol(H11Protocol):
         self._wait_no_more()
         self.waits_from = self.loop.time()
         self._acknowledged, self._left = self._read()[0], _TIMES
-        self._patience = self.loop.call_later(FIRST, self._lose_patience)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Wait on: a stranger until it is silent, and no longer than others."""
+        most = FIRST
+        if self.waits_from is not None and self._strange():
+            most = min(SILENCE, self.waits_from + FIRST - self.loop.time())
+        self._patience = self.loop.call_later(most, self._lose_patience)
+
+    def _strange(self) -> bool:
+        """Whether, in secure mode, the other side has shown neither a certificate nor the token so far."""
+        if self.scope is not None:
+            self._known = self._known or self.scope["state"].get(LET_IN, False)
+        return self.app_state.get(PEER) is False and not self._known
 
     def _lose_patience(self) -> None:
         acknowledged, unread = self._read()
         self._left -= 1
         if unread and acknowledged > self._acknowledged:
             self._wait()
-        elif unread and self._left > 0:
-            self._patience = self.loop.call_later(FIRST, self._lose_patience)
+        elif unread and self._left > 0 and not self._strange():
+            self._begin()
         else:
             self.end()
 

@@ -126,9 +126,13 @@ hold()
 
 SECURE = f"""
 import sys, torch, multiworld as mw
+serving = len(sys.argv) > 2 and _rank == 0
+metrics = mw.serve_metrics() if serving else None
+page = mw.serve_page("127.0.0.1:0") if serving else None
 world = mw.join("{WORLD}", _rank, 2, store=sys.argv[1], timeout=60)
 world.all_reduce(torch.ones(1))
-tell("up", processes=[each.process for each in world.members])
+tell("up", processes=[each.process for each in world.members],
+     metrics=[metrics.port] if serving else [], page=[page.port] if serving else [])
 hold()
 """
 
@@ -236,9 +240,10 @@ def certificate(folder: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def secure(folder):
     port = free_port()
-    with scripts(folder, SECURE, f"tcp://127.0.0.1:{port}", env=certificate(folder)) as runs:
+    with scripts(folder, SECURE, f"tcp://127.0.0.1:{port}", "serving", env=certificate(folder)) as runs:
         up(runs)
-        yield Scene(runs, {port: "store"}, {"store", "watchdog", "helper"})
+        known = {port: "store", **told(runs, "metrics", "page")}
+        yield Scene(runs, known, {"store", "watchdog", "helper", "metrics", "page"})
 
 
 @contextlib.contextmanager

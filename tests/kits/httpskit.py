@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from kits.tlskit import Files
 
-__all__ = ["Answer", "fetch", "hello", "seconds_until_dropped"]
+__all__ = ["Answer", "connected", "fetch", "hello", "seconds_until_dropped"]
 
 
 class Answer(NamedTuple):
@@ -30,6 +30,11 @@ def _context(ca: str, shown: Files | None) -> ssl.SSLContext:
     if shown is not None:
         context.load_cert_chain(shown.cert, shown.key)
     return context
+
+
+def connected(where: tuple[str, int], ca: str, shown: Files | None = None) -> ssl.SSLSocket:
+    """Connect, and shake hands."""
+    return _context(ca, shown).wrap_socket(socket.create_connection(where, timeout=30))
 
 
 def fetch(

@@ -11,10 +11,13 @@ if TYPE_CHECKING:
 
     from multiworld._net.tls.identity import Identity
 
-__all__ = ["HANDSHAKE", "is_peer"]
+__all__ = ["HANDSHAKE", "SILENCE", "is_peer"]
 
 HANDSHAKE = 1.0
 """Seconds in which a handshake must be over."""
+
+SILENCE = 1.0
+"""Seconds after which a visitor that has shown nothing may say nothing more: one that sends has its time."""
 
 
 def is_peer(tls: ssl.SSLObject | ssl.SSLSocket, own: Identity) -> bool:

@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from kits.httpskit import fetch, hello, seconds_until_dropped
+from kits.httpskit import connected, fetch, hello, seconds_until_dropped
 from kits.tlskit import Files, authority
 
 from multiworld.errors import MultiworldError
@@ -95,6 +95,31 @@ def test_new_files_are_used_for_the_next_connection(ask, files, ours):
 def test_a_handshake_that_is_not_completed_is_cut_off(served, said, slowly, monkeypatch):
     monkeypatch.setattr(module._Handler, "timeout", 60.0)
     assert seconds_until_dropped((served.host, served.port), said, slowly=slowly) < 2.0 + SLACK
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metr"], ids=["nothing", "a part"])
+def test_a_stranger_that_is_silent_after_the_handshake_is_cut_off(served, files, said, monkeypatch):
+    monkeypatch.setattr(module._Handler, "timeout", 60.0)
+    began = time.monotonic()
+    with connected((served.host, served.port), files.ca) as stranger:
+        stranger.sendall(said)
+        with contextlib.suppress(OSError):
+            while stranger.recv(1 << 16):
+                continue
+    assert time.monotonic() - began < 1.0 + SLACK
+
+
+@pytest.mark.parametrize("certified", [False, True], ids=["a stranger that sends", "a silent member"])
+def test_others_have_their_time(tmp_path, served, files, ours, certified, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE", 0.5 if certified else 3.0)
+    request = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connected(
+        (served.host, served.port), files.ca, Files(tmp_path / "m", ours) if certified else None
+    ) as link:
+        for part in (request[:10], request[10:20], request[20:]):
+            time.sleep(1.2)  # 3.6 s in all
+            link.sendall(part)
+        assert link.recv(12) == b"HTTP/1.0 200"
 
 
 @pytest.mark.parametrize("said", [b"", hello()], ids=["nothing", "no second message"])

@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from kits.httpskit import fetch, hello, seconds_until_dropped
+from kits.httpskit import connected, fetch, hello, seconds_until_dropped
 from kits.tlskit import Files, authority
 from unit.web.webkit import FakeSource, read_slowly, view
 
@@ -216,6 +216,55 @@ def test_what_is_not_read_is_cut_off_and_what_is_read_slowly_goes_on(page, sourc
         until(lambda: len(known) == 2 and all(each.waits_from is not None for each in tuple(known)))
         assert read_slowly(slow, 1 << 12, 0.05, 7).endswith(b"#" * size)
         until(lambda: not known)
+
+
+PROBE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "said", [b"", PROBE[:20], PROBE, PROBE.replace(b"/live", b"/api/v1/view"), b"\xff" * 300],
+    ids=["nothing", "a part", "a probe", "a request without the token", "garbage"],
+)  # fmt: skip
+def test_a_stranger_that_is_silent_after_the_handshake_is_cut_off(page, files, said, monkeypatch):
+    monkeypatch.setattr(connections, "FIRST", 60.0)
+    began = time.monotonic()
+    with connected((page.host, page.port), files.ca) as stranger:
+        stranger.sendall(said)
+        with contextlib.suppress(OSError):
+            while stranger.recv(1 << 16):
+                continue
+        assert time.monotonic() - began < 1.0 + SLACK
+    until(lambda: not page._server.server_state.connections)
+
+
+def test_a_stranger_that_sends_has_its_time_and_no_more(page, files, monkeypatch):
+    monkeypatch.setattr(connections, "SILENCE", 3.0)
+    with connected((page.host, page.port), files.ca) as slow:
+        for at in range(0, len(PROBE), 4):
+            slow.sendall(PROBE[at : at + 4])
+            time.sleep(0.4)  # 4.4 s in all
+        assert slow.recv(12) == b"HTTP/1.1 200"
+    monkeypatch.setattr(connections, "FIRST", 0.5)
+    with connected((page.host, page.port), files.ca) as endless, contextlib.suppress(OSError):
+        for _ in range(100):
+            endless.sendall(b"G")
+            time.sleep(0.1)
+        raise AssertionError("it may send for ever")
+
+
+@pytest.mark.parametrize("how", ["certificate", "token", "link"])
+def test_who_has_been_let_in_may_be_silent(page, files, member, how, monkeypatch):
+    monkeypatch.setattr(connections, "SILENCE", 0.2)
+    path = b"/?token=t0ken" if how == "link" else b"/api/v1/view"
+    more = b"\r\nAuthorization: Bearer t0ken\r\n\r\n" if how == "token" else b"\r\n\r\n"
+    asks = PROBE.replace(b"/live", path).replace(b"\r\n\r\n", more)
+    with connected((page.host, page.port), files.ca, member if how == "certificate" else None) as link:
+        link.sendall(asks)
+        link.recv(1 << 16)
+        link.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            while link.recv(1 << 16):
+                continue
 
 
 def test_a_page_ends_in_the_middle_of_a_handshake(source, files, monkeypatch):
