@@ -179,6 +179,19 @@ def _part(path: Path) -> str:
     return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else path.parent.name
 
 
+def lengthen(item: pytest.Item, soak: float, default: float) -> None:
+    """Give a soak test the time that it lasts on top of its timeout, which is that of the rest.
+
+    Args:
+        item: the test.
+        soak: seconds that it lasts.
+        default: timeout of a test without one of its own.
+    """
+    own = item.get_closest_marker("timeout")
+    seconds = default if own is None else own.args[0]
+    item.add_marker(pytest.mark.timeout(seconds + soak), append=False)
+
+
 class Parts:
     """The plugin."""
 
@@ -201,6 +214,8 @@ class Parts:
         for item in items:
             if is_long(item.nodeid, self._long):
                 item.add_marker(pytest.mark.long)
+            if item.get_closest_marker("soak") is not None:
+                lengthen(item, config.getoption("--soak"), float(config.getini("timeout")))
         if self._share is not None:
             seconds: dict[str, float] = {}
             for item in items:

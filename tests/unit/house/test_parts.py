@@ -121,6 +121,7 @@ def pytest_addoption(parser):
     parser.addoption("--parts", action="store_true")
     parser.addoption("--record-seconds")
     parser.addoption("--share")
+    parser.addoption("--soak", type=float)
 
 def pytest_configure(config):
     config.pluginmanager.register(Parts(config), "m8d-parts")
@@ -209,6 +210,45 @@ def test_claims_of_others_are_files_that_this_run_has_not(tmp_path):
     assert theirs.mine("tests/unit/test_c.py")
     assert ours.others() == {"tests/unit/test_b.py", "tests/unit/test_c.py"}
     assert theirs.others() == {"tests/unit/test_a.py"}
+
+
+SHOWS_TIMEOUTS = """
+def pytest_collection_finish(session):
+    for item in session.items:
+        print(item.name, [mark.args for mark in item.iter_markers("timeout")][:1])
+"""
+
+
+def test_the_timeout_of_a_soak_follows_how_long_it_lasts(tmp_path):
+    (tmp_path / "partsplugin.py").write_text(PLUGIN + SHOWS_TIMEOUTS)
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\ntimeout = 300\nmarkers =\n    soak: long\n    long: long\n"
+    )
+    marks = {"none": "", "own": "@pytest.mark.timeout(900)\n", "soak": "@pytest.mark.soak\n"}
+    marks["both"] = marks["own"] + marks["soak"]
+    tests = "".join(f"{mark}def test_{name}(): pass\n" for name, mark in marks.items())
+    (tmp_path / "test_one.py").write_text(f"import pytest\n{tests}")
+    whole = f"import pytest\npytestmark = [pytest.mark.timeout(60), pytest.mark.soak]\n{tests}"
+    (tmp_path / "test_whole.py").write_text(whole)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "partsplugin",
+        "-p",
+        "no:cacheprovider",
+        "--collect-only",
+        "-s",
+    ]
+    done = subprocess.run(
+        [*command, "--soak", "3600"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{tmp_path}"},
+    )  # fmt: skip
+    assert re.findall(r"^test_(\w+) \[(.*)\]", done.stdout, re.MULTILINE) == [
+        ("none", ""), ("own", "(900,)"), ("soak", "(3900.0,)"), ("both", "(4500.0,)"),
+        ("none", "(3660.0,)"), ("own", "(4500.0,)"), ("soak", "(3660.0,)"), ("both", "(4500.0,)"),
+    ], done.stdout + done.stderr  # fmt: skip
 
 
 @pytest.mark.parametrize("failing", [False, True])
