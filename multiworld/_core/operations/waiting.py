@@ -57,9 +57,10 @@ def _collectives(
         missing = {
             rank: silent.get(rank, _SILENT)
             if (report := reports.get(rank)) is None
-            else _instead_of(number, group, calls.get(rank), report, first)
+            else _instead_of(number, group, every.get(rank), report, first)
             for rank in first.ranks
-            if rank not in waiting and not _has_ended(reports.get(rank), group, number, calls.get(rank))
+            if rank not in waiting
+            and not _has_ended(reports.get(rank), group, number, every.get(rank), first)
         }
         root = first.peer
         idle = first.kind in _GIVEN_BY_ROOT and list(missing) == [root] and root in resting
@@ -72,9 +73,16 @@ def _alike(one: Operation, other: Operation) -> bool:
     return (one.kind, one.peer, one.size) == (other.kind, other.peer, other.size)
 
 
-def _has_ended(report: MemberReport | None, group: int, number: int, call: Operation | None) -> bool:
-    """Whether a member was in a collective, and is not any more: a root may be done before the others."""
-    return report is not None and call is None and report.begun.get(group, 0) >= number
+def _has_ended(
+    report: MemberReport | None, group: int, number: int, call: Operation | None, first: Operation
+) -> bool:
+    """Whether a member was in a collective, and is not any more: a root may be done before the others.
+
+    Where calls are in another order, one may have ended with what another call had sent: that is no end.
+    """
+    if report is None or call is None:
+        return report is not None and report.begun.get(group, 0) >= number
+    return not call.pending and (call.kind, call.peer) == (first.kind, first.peer)
 
 
 def _instead_of(
@@ -82,7 +90,10 @@ def _instead_of(
 ) -> str:
     if call is None:
         return f"is at #{report.begun.get(group, 0)}, {_doing(report)}"
-    said = f"is in {call.kind} #{number} since {call.began:.1f} s, another call"
+    if call.pending:
+        said = f"is in {call.kind} #{number} since {call.began:.1f} s, another call"
+    else:
+        said = f"was in {call.kind} #{number}, another call"
     if call.kind != first.kind:
         return said
     if call.peer != first.peer:

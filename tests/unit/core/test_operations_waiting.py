@@ -60,6 +60,22 @@ def test_a_member_in_no_operation_is_named_with_its_last():
     ]
 
 
+@pytest.mark.parametrize(
+    ("other", "was"),
+    [
+        (call("broadcast", ended=1.0, peer=1), "was in broadcast #7, another call"),
+        (call("reduce", ended=1.0, peer=1), "was in reduce #7, another call: its root is 1, and not 0"),
+        (call("reduce", ended=1.0, peer=0, size=9), ""),  # a root of some has more than the others
+    ],
+)
+def test_a_member_whose_other_call_ended_with_what_was_not_for_it_is_named(other, was):
+    """Two calls in another order: the broadcast took the bytes of a reduce."""
+    first = call("reduce", peer=0)
+    found, *_ = said(report(0, first), report(1, first), report(2, first), report(3, other, begun={0: 8}))
+    told = f"rank 3 {was}" if was else "all that take part are in it"
+    assert found == f"reduce #7: ranks 0, 1 and 2 wait since 3.0 s; {told}"
+
+
 def test_an_end_that_was_not_seen_has_no_age():
     last = Operation(0, (0, 1), "recv", None, 4, 0, 0, 5.0, None, False)
     assert said(report(0, message("recv", 1)), report(1, last)) == [
