@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import re
+import statistics
 import threading
 import time
 
@@ -524,8 +525,10 @@ def breaks(me, size, folder, rounds):
         w.close()
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_each_survivor_writes_what_all_of_them_did(cast, tmp_path, soak_seconds):
-    rounds, size = (100 if soak_seconds > 60 else 5), 3
+    rounds, size, took = (100 if soak_seconds > 60 else 5), 3, []
     survivors = [cast.start(breaks, rank, size=size, folder=str(tmp_path), rounds=rounds) for rank in (0, 1)]
     for number in range(rounds):
         lost = cast.start(breaks_once, size - 1, size=size, number=number)
@@ -537,11 +540,12 @@ def test_each_survivor_writes_what_all_of_them_did(cast, tmp_path, soak_seconds)
         while len(files := sorted(tmp_path.glob(f"w{number}.1.*.json"))) < 2:
             assert time.monotonic() - at < PATIENCE, sorted(tmp_path.iterdir())
             time.sleep(0.01)
-        log.info("reports after %.3f s", time.monotonic() - at)
+        took.append(time.monotonic() - at)
         for file in files:
             found = json.loads(file.read_text())
             assert (found["cause"], found["ranks"]) == ("crashed", [2])
-            assert [each["rank"] for each in found["reports"]] == [0, 1], "complete"
+            told = [each["rank"] for each in found["reports"]]
+            assert told == [0, 1], f"not complete after {took[-1]:.3f} s, in round {number}"
             assert said(found["pending"]) == [
                 "barrier #2: ranks 0 and 1 wait since T; rank 2 does not answer"
             ]
@@ -549,6 +553,10 @@ def test_each_survivor_writes_what_all_of_them_did(cast, tmp_path, soak_seconds)
             each.say("go on")
     for each in survivors:
         assert each.finish() == 0
+    median = statistics.median(took)
+    log.info("%d kills: reports after %.3f s in the median, %.3f s at most", rounds, median, max(took))
+    # docs/pending.md has what it is on a machine that has time for it.
+    assert median < 5.0
 
 
 def breaks_once(me, size, number):
