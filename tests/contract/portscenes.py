@@ -116,11 +116,13 @@ hold()
 WORKER = """
 import torch, multiworld as mw
 from multiworld._c10d.gloo import listeners
+secure = "M8D_TLS_CERT" in _os.environ
+metrics = mw.serve_metrics() if secure and _rank == 0 else None
 (world,) = mw.join_all().values()
-assert world.group is not None
+assert secure or world.group is not None
 world.all_reduce(torch.ones(1))
 tell("up", gloo=[port for _, port in listeners._known], processes=[each.process for each in world.members],
-     run=_os.environ["TORCHELASTIC_RUN_ID"], store=int(world._plan.store.rpartition(":")[2]))
+     metrics=[metrics.port] if metrics else [], run=_os.environ["TORCHELASTIC_RUN_ID"], store=int(world._plan.store.rpartition(":")[2]))
 hold()
 """
 
@@ -259,6 +261,13 @@ def secure_list(folder):
         )
 
 
+@contextlib.contextmanager
+def secure_file(folder):
+    with scripts(folder, SECURE, f"file://{folder}/store", env=certificate(folder)) as runs:
+        up(runs)
+        yield Scene(runs, {}, {"watchdog", "helper"})
+
+
 def secure_joining(folder):
     return joining(folder, certificate(folder))
 
@@ -281,20 +290,26 @@ def with_tls(listener: portkit.Listener) -> socket.socket:
         raise
 
 
-@contextlib.contextmanager
 def run_on_one_node(folder):
+    return run_alone(folder, [], {"gloo", "rendezvous"})
+
+
+def secure_run_on_one_node(folder):
+    return run_alone(folder, ["--secure"], {"metrics"})
+
+
+@contextlib.contextmanager
+def run_alone(folder: Path, options: list[str], more: set[str]):
     (folder / "worlds.toml").write_text(WORLDS)
     home = tempfile.mkdtemp(prefix="m8dl")  # a unix socket's path is short
-    options = ["--web", "127.0.0.1:0", "--worlds", str(folder / "worlds.toml")]
+    options = [*options, "--web", "127.0.0.1:0", "--worlds", str(folder / "worlds.toml")]
     try:
         with launched(folder, WORKER, options=options, env={"XDG_RUNTIME_DIR": home}) as run:
             run.wait_told("up", 2, timeout=90)
             (line,) = run.wait_line("page: http")
             page = int(re.search(r":(\d+)/\?token", line)[1])
-            known = {page: "page", run.told("up")[0].store: "store", **told([run], "gloo")}
-            yield Scene(
-                [run], known, {"store", "watchdog", "helper", "gloo", "page", "control", "rendezvous"}
-            )
+            known = {page: "page", run.told("up")[0].store: "store", **told([run], "gloo", "metrics")}
+            yield Scene([run], known, {"store", "watchdog", "helper", "page", "control", *more})
     finally:
         shutil.rmtree(home)
 

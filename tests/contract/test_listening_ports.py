@@ -24,8 +24,10 @@ from portscenes import (
     run_on_one_node,
     run_on_two_nodes,
     secure,
+    secure_file,
     secure_joining,
     secure_list,
+    secure_run_on_one_node,
     tcp,
     tcp_list,
     with_tls,
@@ -95,6 +97,11 @@ MODES = {
             ("secure members that connect", secure_joining),
         )
         for how, connect in (("without TLS", portkit.plain), ("with TLS", with_tls))
+    },
+    # The control socket, which speaks no TLS, refuses these: "m8d-run on one node" visits it.
+    **{
+        f"{name}, with TLS": Mode(start, frozenset(), strict, with_tls)
+        for name, start in (("a secure file", secure_file), ("m8d-run --secure", secure_run_on_one_node))
     },
 }
 
