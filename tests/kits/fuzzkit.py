@@ -199,9 +199,68 @@ def gloo(dice: random.Random, _: Facts) -> bytes:
     return struct.pack("=Q", dice.choice([0, 1, 7, 40, 1 << 63])) + dice.randbytes(dice.randrange(50))
 
 
+def tls(dice: random.Random, facts: Facts) -> bytes:
+    """A client's hello of TLS 1.3, and records that may follow; records without one. Their keys are none."""
+    said = _record(22, client_hello(dice)) if dice.random() < 0.8 else b""
+    kinds: list[Callable[[], bytes]] = [
+        lambda: _record(20, b"\x01"),  # change_cipher_spec, as clients send it
+        lambda: _record(23, dice.randbytes(dice.choice([0, 17, 74, 1000, 16640]))),  # encrypted, as it seems
+        lambda: _record(22, client_hello(dice)),  # a second one
+        lambda: _record(22, _handshake(11, bytes(4))),  # a certificate: none
+        lambda: _record(22, _handshake(15, dice.randbytes(80))),  # its proof
+        lambda: _record(22, _handshake(20, dice.randbytes(32))),  # finished
+        lambda: _record(22, _handshake(24, b"\x01")),  # new keys
+        lambda: _record(21, bytes([dice.choice([1, 2]), dice.choice([0, 10, 40, 48, 90, 255])])),
+        lambda: struct.pack(
+            "!BHH", dice.choice([20, 21, 22, 23, 24]), 0x0303, dice.choice([0, 16641, 65535])
+        ),
+        lambda: say(dice, "store", facts),  # no record
+    ]
+    return said + b"".join(dice.choice(kinds)() for _ in range(dice.randrange(6)))
+
+
+def client_hello(dice: random.Random) -> bytes:
+    """The message (RFC 8446, 4.1.2), with extensions in any order, at times one twice, long, or not there."""
+    extensions = [
+        _extension(43, b"\x02\x03\x04"),  # supported_versions: TLS 1.3
+        _extension(10, struct.pack("!HH", 2, 0x001D)),  # supported_groups: x25519
+        _extension(13, struct.pack("!HHH", 4, 0x0403, 0x0804)),  # signature_algorithms: ECDSA, RSA-PSS
+        _extension(51, struct.pack("!HHH", 36, 0x001D, 32) + dice.randbytes(32)),  # key_share
+    ]
+    more = [
+        _extension(0, struct.pack("!HBH", 12, 0, 9) + b"localhost"),  # server_name
+        _extension(42, b""),  # early_data
+        _extension(45, b"\x01\x01"),  # psk_key_exchange_modes
+        _extension(dice.getrandbits(16), dice.randbytes(dice.choice([0, 3, 9000]))),
+        dice.choice(extensions),
+    ]
+    extensions += dice.sample(more, dice.choice([0, 0, 1, 3]))
+    if dice.random() < 0.1:
+        extensions.pop(dice.randrange(len(extensions)))
+    dice.shuffle(extensions)
+    every = b"".join(extensions)
+    return _handshake(
+        1,
+        struct.pack("!H", 0x0303) + dice.randbytes(32) + b"\x20" + dice.randbytes(32)
+        + struct.pack("!HHHHBB", 6, 0x1301, 0x1302, 0x1303, 1, 0) + struct.pack("!H", len(every)) + every,
+    )  # fmt: skip
+
+
+def _record(kind: int, data: bytes) -> bytes:
+    return struct.pack("!BHH", kind, 0x0303, len(data)) + data
+
+
+def _handshake(kind: int, data: bytes) -> bytes:
+    return struct.pack("!I", kind << 24 | len(data)) + data
+
+
+def _extension(kind: int, data: bytes) -> bytes:
+    return struct.pack("!HH", kind, len(data)) + data
+
+
 _SAYS: dict[str, Callable[[random.Random, Facts], bytes]] = {
     "watchdog": watchdog, "lane": lane, "lane (unix)": lane, "store": store, "rendezvous": store,
-    "control": control, "page": http, "metrics": http, "helper": helper, "gloo": gloo,
+    "control": control, "page": http, "metrics": http, "helper": helper, "gloo": gloo, "tls": tls,
 }  # fmt: skip
 
 
@@ -281,6 +340,7 @@ class Fuzzer:
         targets: gives listeners with their kinds, as they are now; looked at again and again.
         facts: what it knows.
         connect: how it reaches a listener; any OSError is "not reached".
+        secure: whether TLS is spoken there: then half of what is said are its records ("tls" in `calls`, too).
         calls: connections and datagrams so far, by kind.
         heard: bytes that came back, by kind.
     """
@@ -289,6 +349,7 @@ class Fuzzer:
     targets: Callable[[], Mapping[Listener, str]]
     facts: Facts
     connect: Connect
+    secure: bool = False
     calls: Counter[str] = field(default_factory=Counter)
     heard: Counter[str] = field(default_factory=Counter)
     _held: list[_Open] = field(default_factory=list)
@@ -312,7 +373,8 @@ class Fuzzer:
         # The number of draws does not depend on what is reached: the seed says what is said next.
         plan = random.Random(dice.getrandbits(64))  # noqa: S311
         for _ in range(plan.choice([1, 2, 8])):
-            data = say(plan, kind, self.facts)
+            records = self.secure and listener.type == socket.SOCK_STREAM and plan.random() < 0.5
+            data = say(plan, "tls" if records else kind, self.facts)
             data = plan.choice(
                 [data, mutated(plan, data), mutated(plan, data), plan.randbytes(plan.randrange(5000))]
             )
@@ -322,6 +384,7 @@ class Fuzzer:
             except OSError:  # gloo's ports, and full queues
                 continue
             self.calls[kind] += 1
+            self.calls["tls"] += records
             sock.setblocking(False)
             made = _Open(sock, data, slow, kind)
             self._send(made, 1 if slow else len(data))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+import ssl
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits import fuzzkit
+from kits.tlskit import Files, authority
 
 from multiworld._core.lane.frames import ProtocolError
 from multiworld._core.lane.greeting import ANSWER_SIZE, OFFER_SIZE, Greeting, GreetingError
@@ -88,6 +90,38 @@ def test_the_lanes_reader_raises_protocol_errors_alone(seed):
     except ProtocolError:
         pass
     assert kept <= 1 << 20, "no more than a message that was not asked for is kept"
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory):
+    return Files(tmp_path_factory.mktemp("tls"), authority()).credentials
+
+
+def answered(credentials, data):
+    """What the end that accepts says to records: its answer, and whether it goes on."""
+    came, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    end = credentials.context(server=True).wrap_bio(came, said, server_side=True)
+    came.write(data)
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return said.read(), True
+    except ssl.SSLError:
+        return said.read(), False
+    raise AssertionError("the handshake is over")
+
+
+def test_a_hello_of_tls_is_taken_and_what_follows_it_is_not(credentials):
+    taken, refused = 0, 0
+    for seed in range(300):
+        dice = drawn(seed)
+        heard, goes_on = answered(credentials, fuzzkit._record(22, fuzzkit.client_hello(dice)))
+        # A record of the handshake, and in it the server's hello.
+        taken += goes_on and (heard[0], heard[5]) == (22, 2)
+        for data in (fuzzkit.tls(dice, FACTS), fuzzkit.mutated(dice, fuzzkit.tls(dice, FACTS))):
+            refused += not answered(credentials, data)[1]
+    assert taken > 100
+    assert refused > 100
 
 
 class Memory:
