@@ -68,6 +68,15 @@ class RawRank:
     def count(self, name):
         return self.lib.m8d_bed_count(name.encode())
 
+    def counts(self, name, wanted, seconds):
+        """Whether a counter comes to so much, within some time."""
+        deadline = time.monotonic() + seconds
+        while self.count(name) != wanted:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
     def communicators(self):
         text = c.create_string_buffer(65536)
         assert self.lib.m8d_bed_nccl_communicators(text, 65536) >= 0
@@ -354,6 +363,11 @@ class Member:
 
     def stderr(self):
         return self.errors.read_text()
+
+    def dies(self, seconds, method, *args, **more):
+        """Ask for what ends the process: the signal that ended it."""
+        self.ask(method, *args, **more)
+        return -self.process.wait(seconds)
 
     def kill(self):
         """kill -9, and wait until it is gone."""

@@ -133,10 +133,10 @@ def test_init_fails_and_hangs(library, tmp_path):
         assert crew.connect() == [SUCCESS] * 2
         assert time.monotonic() - started >= 0.5
         crew[0].set("INIT_HANG_MS", LONG)
-        crew[0].start("split", "split", 0, 0)
-        assert crew[0].finish("split", MOMENT) is None
-        assert crew[0].call("Abort")[0] == SUCCESS
-        assert crew[0].finish("split", PATIENCE) == (INTERNAL, False)
+        crew[0].start("init", "init", crew[0].unique_id(), 2, 0, name="next")
+        assert crew[0].finish("init", MOMENT) is None
+        assert crew[0].call("Abort", "next")[0] == SUCCESS
+        assert crew[0].finish("init", PATIENCE) == INTERNAL
 
 
 def test_an_asynchronous_error(pair):

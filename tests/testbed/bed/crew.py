@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bed.forkserver import SHOW_STACKS
 from bed.lines import Wire
-from bed.refused import refused
+from bed.refused import outlived, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -62,7 +62,8 @@ class Exit:
 class Ranks:
     """The ranks of one start. A context manager: leaving it kills what is left and waits for it.
 
-    It raises AssertionError where a rank hit a stub of the double or launched a kernel the double refused.
+    It raises AssertionError where a rank hit a stub of the double or launched a kernel the double refused, and where
+    NCCL would have used memory that it has freed, or may have.
     """
 
     def __init__(
@@ -93,7 +94,10 @@ class Ranks:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.close()
-        found = [] if self._allow_refused else refused({rank: self.stderr(rank) for rank in self._all()})
+        outputs = {rank: self.stderr(rank) for rank in self._all()}
+        if used := outlived(outputs):
+            raise AssertionError("NCCL has freed this, or may have:\n" + "\n".join(used)) from error
+        found = [] if self._allow_refused else refused(outputs)
         if found:
             raise AssertionError("the double does not know this:\n" + "\n".join(found)) from error
 

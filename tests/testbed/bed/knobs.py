@@ -58,6 +58,7 @@ _TABLE = (
     Knob("NO_DETECT", "the death of a peer is not noticed"),
     Knob("DETECT_DELAY_MS", "the death of a peer is noticed that much later"),
     Knob("NO_THREADS", "the process can start no thread"),
+    Knob("NCCL_RULES", "whose rules of a communicator's lifetime, as 22105; the header's if not set"),
     Knob("COMM", "faults only in the communicators of this id (hexadecimal)", text=True),
     Knob("NONBLOCKING_MS", "a non-blocking communicator stays in progress that long"),
     Knob("DEVICES", "how many devices there are"),
@@ -71,6 +72,7 @@ KNOBS = {each.name: each for each in _TABLE}
 COUNTERS = (
     "launches", "enqueues", "group_depth", "comms", "comms_made", "aborts", "streams", "events", "allocations",
     "stubs", "kernels_refused", "kernels_filled", "ops_pending", "stream_workers", "stream_workers_started",
+    "busy", "freed_uses",
 )  # fmt: skip
 
 

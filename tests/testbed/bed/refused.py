@@ -1,4 +1,4 @@
-"""What the double wrote because it was asked for something it does not model."""
+"""What the double wrote because it was asked for something it does not model, or that NCCL does not survive."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["refused"]
+__all__ = ["outlived", "refused"]
 
-_LINE = re.compile(r"m8d-bed(?:\[\d+\])?: (STUB|KERNEL) (.+)")
+_LINE = re.compile(r"m8d-bed(?:\[\d+\])?: (STUB|KERNEL|LIFETIME) (.+)")
 _WORDS = {"STUB": "a function it has only as a stub", "KERNEL": "a kernel it refuses"}
 
 
 def refused(outputs: Mapping[int, str]) -> list[str]:
     """Return a line for each stub hit and each kernel refused, by rank and each name once."""
-    seen = {
+    return [f"rank {rank}: {_WORDS[kind]}: {name}" for rank, kind, name in _seen(outputs) if kind in _WORDS]
+
+
+def outlived(outputs: Mapping[int, str]) -> list[str]:
+    """Return a line for each use of memory that NCCL has freed, or may have, by rank and each once."""
+    return [f"rank {rank}: {what}" for rank, kind, what in _seen(outputs) if kind == "LIFETIME"]
+
+
+def _seen(outputs: Mapping[int, str]) -> dict[tuple[int, str, str], None]:
+    return {
         (rank, kind, name.strip()): None
         for rank, text in outputs.items()
         for kind, name in _LINE.findall(text)
     }
-    return [f"rank {rank}: {_WORDS[kind]}: {name}" for rank, kind, name in seen]

@@ -45,6 +45,7 @@ const KnobRule KNOBS[] = {
     {"KERNELS", "|error|ignore|", "error"},
     {"LAUNCH_HANG_MS", "", ""},
     {"MEM_MB", "", "8192"},
+    {"NCCL_RULES", "", ""},
     {"NONBLOCKING_MS", "", ""},
     {"NO_DETECT", "", ""},
     {"NO_THREADS", "", ""},

@@ -1,8 +1,6 @@
 // The C functions that end communicators.
 #include <nccl.h>
 
-#include <cstdlib>
-
 #include "bed.h"
 #include "nccl_comm.h"
 #include "nccl_faults.h"
@@ -17,19 +15,6 @@ void hang(const Communicator& communicator, bool before) {
   complain(&communicator, "ncclCommAbort hangs for %ld ms %s it ends the pending operations, as told", ms,
            before ? "before" : "after");
   faults::hang([&] { return faults::abort_hang_ms(communicator.id, before); });
-}
-
-// From 2.22 on ncclCommFinalize marks the communicator before it waits; ncclCommAbort, which sees the mark, waits for
-// nothing and frees it (src/init.cc, commReclaim): what the other thread uses on.
-void no_use_after_free(const Communicator& communicator) {
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 22, 0)
-  const char* call = communicator.inside;
-  if (!call) return;
-  bed::say("ncclCommAbort frees a communicator that another thread uses, inside %s", call);
-  std::abort();
-#else
-  (void)communicator;
-#endif
 }
 
 ncclResult_t done(const char* call, const Shared& communicator, int result) {
@@ -48,14 +33,13 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   int result;
   Shared communicator = find(comm, call, &result);
   if (!communicator) return done(call, nullptr, result);
+  lifetime::Inside inside(*communicator, lifetime::finalize, call);
   if (communicator->ended() || !communicator->finalize()) {
     complain(communicator.get(), "ncclCommFinalize: revoked, or finalized already");
     return done(call, communicator, ncclInvalidArgument);
   }
   if (communicator->blocking) {
-    communicator->inside = call;
     communicator->wait_all_done();
-    communicator->inside = nullptr;
   } else {
     group::must_outlive([known = std::weak_ptr<Communicator>(communicator)] {
       Shared communicator = known.lock();
@@ -72,9 +56,11 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   int result;
   Shared communicator = find(comm, call, &result);
   if (!communicator) return done(call, nullptr, result);
+  lifetime::Inside inside(*communicator, lifetime::destroy, call);
+  if (!inside.frees()) return done(call, communicator, ncclSuccess);
   communicator->wait_all_done();
   faults::hang([&] { return faults::destroy_hang_ms(communicator->id); });
-  if (!take_back(comm, call)) return done(call, communicator, ncclInvalidUsage);  // it was aborted meanwhile
+  take_back(comm, call);
   communicator->end();
   communicator->release();
   return done(call, communicator, ncclSuccess);
@@ -87,11 +73,14 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   Shared communicator = find(comm, call, &result);
   if (!communicator) return done(call, nullptr, result);
   bed::count("aborts");
-  no_use_after_free(*communicator);
+  lifetime::Inside inside(*communicator, lifetime::abort, call);
   hang(*communicator, true);
   communicator->end();
   hang(*communicator, false);
-  if (take_back(comm, call)) communicator->release();
+  if (inside.frees()) {
+    take_back(comm, call);
+    communicator->release();
+  }
   return done(call, communicator, faults::abort_result(communicator->id));
 }
 
@@ -102,6 +91,8 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   Shared communicator = find(comm, call, &result);
   if (!communicator) return done(call, nullptr, result);
   if (flags != NCCL_REVOKE_DEFAULT) return done(call, communicator, ncclInvalidArgument);
+  // It sets finalizeCalled before its job runs, too (v2.28.9-1 src/init.cc, ncclCommRevoke).
+  lifetime::Inside inside(*communicator, lifetime::finalize, call);
   communicator->interrupt();
   return done(call, communicator, ncclSuccess);
 }

@@ -68,7 +68,8 @@ int init(ncclComm_t* out, const New& wanted, const char* call) {
     }
     return result;
   };
-  return traced(call, communicator.get(), group::submit({communicator, work}));
+  lifetime::Inside inside(*communicator, lifetime::init, call);
+  return traced(call, communicator.get(), group::submit({communicator, work, lifetime::init}));
 }
 
 // A communicator from a parent: the pointer is set when it is ready; until then the parent is in progress.
@@ -85,7 +86,8 @@ int derive(const Shared& parent, ncclComm_t* out, const char* call, const Make& 
     }
     return result;
   };
-  return traced(call, parent.get(), group::submit({parent, work}));
+  lifetime::Inside inside(*parent, lifetime::derive, call);
+  return traced(call, parent.get(), group::submit({parent, work, lifetime::derive}));
 }
 
 Shared ready_parent(ncclComm_t handle, const char* call, int* result, bool any_state = false) {

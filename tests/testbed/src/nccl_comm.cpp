@@ -1,8 +1,8 @@
 #include "nccl_comm.h"
 
-#include <atomic>
 #include <cstdarg>
 #include <cstdio>
+#include <numeric>
 #include <set>
 
 #include "bed.h"
@@ -28,6 +28,11 @@ std::string& complaint() {
 
 const bool counters_registered = [] {
   register_counter("comms", [] { return static_cast<long>(alive().size()); });
+  register_counter("busy", [] {
+    long sum = 0;
+    for (auto& communicator : alive()) sum += communicator->busy();
+    return sum;
+  });
   register_counter("ops_pending", [] {
     long sum = 0;
     for (auto& communicator : alive()) sum += communicator->pending();
@@ -164,6 +169,23 @@ bool Communicator::finalize() {
 bool Communicator::finalized() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return finalized_;
+}
+
+Communicator::Busy Communicator::enter(lifetime::Use use) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Busy before = busy_;
+  busy_[use]++;
+  return before;
+}
+
+void Communicator::leave(lifetime::Use use) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  busy_[use]--;
+}
+
+long Communicator::busy() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::accumulate(busy_.begin(), busy_.end(), 0L);
 }
 
 void Communicator::end() {

@@ -1,7 +1,7 @@
 // One rank's end of a communicator: its connections, the order of its operations, its errors, its end.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "nccl_lifetime.h"
 #include "nccl_meeting.h"
 #include "nccl_results.h"
 #include "nccl_sockets.h"
@@ -68,7 +69,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void stay_busy(long ms);
   bool finalize();   // false: it was already
   bool finalized() const;
-  std::atomic<const char*> inside{nullptr};  // a call that uses its memory until it returns
+  // How many threads are inside of a use, before this one: lifetime::Inside judges them.
+  using Busy = std::array<int, lifetime::uses>;
+  Busy enter(lifetime::Use use);
+  void leave(lifetime::Use use);
+  long busy() const;  // in all uses
 
   // Ends all operations, now and later; wakes everybody.
   void end();
@@ -88,6 +93,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool ended_ = false, released_ = false, finalized_ = false;
   uint64_t issued_ = 0, done_ = 0;
   int users_ = 0, jobs_ = 0, error_ = success;
+  Busy busy_{};
   std::chrono::steady_clock::time_point busy_until_{};
   std::map<int, std::shared_ptr<const Factor>> factors_;
   int next_factor_;

@@ -1,10 +1,13 @@
 #include "nccl_group.h"
 
 #include <nccl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <deque>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -60,9 +63,12 @@ bool run_in_thread(const Job& job, std::function<void()> work, std::vector<std::
 }
 
 // Up to 2.26 NCCL keeps the jobs of a non-blocking call in the calling thread's own memory (src/group.cc,
-// ncclGroupJobMain) while another thread works on them: a caller that ends before they do takes that memory along.
-// On an H100 2.21.5 died of it by SIGSEGV. From 2.27 on they have memory of their own.
-constexpr bool jobs_are_the_threads = NCCL_VERSION_CODE < 22700;
+// ncclGroupJobMain and ncclAsyncJobs: v2.18.1-1, v2.21.5-1 lines 18 to 21, v2.22.3-1, v2.26.6-1) while another thread
+// works on them: a caller that ends before they do takes that memory along. On an H100 2.21.5 died of it by SIGSEGV.
+// From 2.27 on they have memory of their own (v2.27.3-1 src/group.cc, ncclGroupEndInternal). The main thread's memory
+// stays until the process is gone.
+bool jobs_are_the_threads() { return lifetime::version() < 22700; }
+bool is_main() { return getpid() == static_cast<pid_t>(syscall(SYS_gettid)); }
 
 class Begun {
  public:
@@ -70,7 +76,7 @@ class Begun {
   ~Begun() {
     for (auto& over : calls_)
       if (!over()) {
-        complain(nullptr, "a thread ended while a non-blocking call of its own was in progress; NCCL uses its memory");
+        say("LIFETIME a thread ended while a non-blocking call of its own was in progress; NCCL uses its memory");
         raise(SIGSEGV);
       }
   }
@@ -156,7 +162,7 @@ void drop(const Group& group, int error) {
 
 void must_outlive(std::function<bool()> over) {
   static thread_local Begun begun;
-  if (jobs_are_the_threads) begun.call(std::move(over));
+  if (jobs_are_the_threads() && !is_main()) begun.call(std::move(over));
 }
 
 void start() { mine().depth++; }
@@ -176,6 +182,10 @@ int end(bool by_user) {
     drop(group, result);
     return result;
   }
+  std::deque<lifetime::Inside> inside;
+  for (auto& job : group.jobs)
+    if (job.communicator->blocking) inside.emplace_back(*job.communicator, job.use, "ncclGroupEnd");
+  for (auto& batch : group.batches) inside.emplace_back(*batch.communicator, lifetime::group_end, "ncclGroupEnd");
   result = group.jobs.empty() ? success : run_all(group.jobs);
   for (auto& batch : group.batches) {
     int launched = launch(batch);

@@ -14,6 +14,7 @@ namespace bed::nccl::group {
 struct Job {
   Shared communicator;
   std::function<int()> work;
+  lifetime::Use use;
 };
 
 // The thread that makes a non-blocking call must not end before it is over: see nccl_group.cpp.

@@ -10,7 +10,7 @@ import pytest
 from bed.errors import BedError
 from bed.lines import Lines, Wire
 from bed.rank import load_program, plain
-from bed.refused import refused
+from bed.refused import outlived, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,4 +97,10 @@ def test_what_the_double_refused_is_told_once_by_rank():
         "rank 0: a kernel it refuses: at::add<float, 4>(x)",
         "rank 2: a function it has only as a stub: cuHidden",
     ]
-    assert refused({}) == []
+    assert refused({}) == outlived(outputs) == []
+
+
+def test_what_nccl_does_not_survive_is_told_once_by_rank():
+    outputs = {0: "m8d-bed[12]: LIFETIME ncclCommAbort while …\n" * 2, 1: "m8d-bed[13]: LIFETIME is over\n"}
+    assert outlived(outputs) == ["rank 0: ncclCommAbort while …", "rank 1: is over"]
+    assert refused(outputs) == []

@@ -173,6 +173,15 @@ def test_stubs_and_refused_kernels_fail_with_their_names(launcher):
         ranks.join()
 
 
+def test_a_use_of_freed_memory_fails_whatever_is_allowed(launcher):
+    config = {"text": "m8d-bed: LIFETIME over\n"}
+    with (
+        pytest.raises(AssertionError, match=r"(?s)NCCL has freed this.*rank 0: over"),
+        launcher.start("basics:prints", 1, config=config, allow_refused=True) as ranks,
+    ):
+        ranks.join()
+
+
 def test_several_at_once_in_threads(launcher):
     failed = []
 
