@@ -108,7 +108,7 @@ def test_an_abort_ends_everything_at_once(library, tmp_path):
 
 
 def test_a_communicator_that_was_ended_is_named(library, tmp_path):
-    with rawnccl.crew(library, tmp_path, 2) as crew:
+    with rawnccl.crew(library, tmp_path, 2, AFTER_END="say") as crew:
         assert all(result == SUCCESS for result, _ in crew.each("call", "Destroy"))
         assert crew[0].begin("AllReduce", ONE, 4, dtype="float32", count=4) == INVALID_ARGUMENT
         assert crew[0].error() == -INVALID_ARGUMENT
@@ -116,6 +116,7 @@ def test_a_communicator_that_was_ended_is_named(library, tmp_path):
         for call in ("ncclAllReduce", "ncclCommGetAsyncError", "ncclCommAbort"):
             assert f"{call}: communicator 0x" in crew[0].stderr()
         assert "used after ncclCommDestroy" in crew[0].stderr()
+        assert crew[0].count("freed_uses") == 3
 
 
 def test_destroy_waits_for_what_is_pending(library, tmp_path):

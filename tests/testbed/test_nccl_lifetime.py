@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 import rawnccl
-from rawnccl import IN_PROGRESS, INTERNAL, SUCCESS
+from rawnccl import IN_PROGRESS, INTERNAL, INVALID_ARGUMENT, SUCCESS
 
 ONE = np.ones(4, "float32")
 PATIENCE = 45.0  # seconds; each of these waits ends within milliseconds when the machine is free
@@ -164,3 +164,24 @@ def test_an_abort_lets_go_who_makes_a_communicator(alone):
         assert member.call("Abort")[0] == SUCCESS
         assert member.finish("init", PATIENCE) == INTERNAL
     assert unharmed(member)
+    assert member.error() == -INVALID_ARGUMENT  # it had not met its peers: it is not freed
+
+
+# -- after the end
+
+
+@pytest.mark.parametrize(
+    ("end", "use"),
+    [
+        ("Abort", ("error",)),
+        ("Destroy", ("call", "Destroy")),
+        ("Destroy", ("call", "Abort")),
+        ("Abort", ("about",)),
+    ],
+    ids=["error", "destroy", "abort", "about"],
+)
+def test_a_use_after_the_end_ends_the_process(alone, end, use):
+    member = alone()
+    assert member.call(end)[0] == SUCCESS
+    assert member.dies(PATIENCE, *use) == signal.SIGABRT
+    assert f"used after ncclComm{end}" in member.stderr()

@@ -51,6 +51,10 @@ Communicator::~Communicator() = default;
 Result Communicator::connect(Meeting& meeting, const std::vector<Introduction>& members, Socket own_listener,
                              const Bell& bell) {
   Result result = meeting.connect(members, rank, own_listener, bell, &peers);
+  if (result == success) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    connected_ = true;
+  }
   if (result == success) result = meeting.confirm(bell);
   for (auto& member : members) ports.push_back(member.port);
   listener = std::move(own_listener);
@@ -188,6 +192,11 @@ long Communicator::busy() const {
   return std::accumulate(busy_.begin(), busy_.end(), 0L);
 }
 
+bool Communicator::connected() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return connected_;
+}
+
 void Communicator::end() {
   std::lock_guard<std::mutex> lock(mutex_);
   ended_ = true;
@@ -274,7 +283,10 @@ Shared find(const ncclComm* handle, const char* call, int* result) {
   }
   std::lock_guard<std::mutex> lock(handle->mutex);
   if (handle->ended_by) {
-    say("%s: communicator %p used after %s", call, static_cast<const void*>(handle), handle->ended_by);
+    if (handle->freed)
+      lifetime::used_after(handle, call, handle->ended_by);
+    else
+      complain(nullptr, "%s: communicator %p was ended by %s", call, static_cast<const void*>(handle), handle->ended_by);
     return nullptr;
   }
   *result = success;
@@ -288,6 +300,7 @@ bool take_back(ncclComm* handle, const char* call) {
     if (handle->ended_by) return false;
     handle->ended_by = call;
     communicator = std::move(handle->communicator);
+    handle->freed = communicator->connected();
   }
   std::lock_guard<std::mutex> lock(registry_mutex());
   registry().erase(communicator.get());

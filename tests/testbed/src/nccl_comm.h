@@ -69,6 +69,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void stay_busy(long ms);
   bool finalize();   // false: it was already
   bool finalized() const;
+  bool connected() const;  // its peers were met
   // How many threads are inside of a use, before this one: lifetime::Inside judges them.
   using Busy = std::array<int, lifetime::uses>;
   Busy enter(lifetime::Use use);
@@ -90,7 +91,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Bell bell_;
-  bool ended_ = false, released_ = false, finalized_ = false;
+  bool ended_ = false, released_ = false, finalized_ = false, connected_ = false;
   uint64_t issued_ = 0, done_ = 0;
   int users_ = 0, jobs_ = 0, error_ = success;
   Busy busy_{};
@@ -106,7 +107,7 @@ struct Factor {
   char value[8];
 };
 
-// ---- What a user holds. It is never freed: one that is used after its end is reported, not a crash.
+// ---- What a user holds. It is never freed, so that a use after its end is recognised: lifetime::used_after.
 
 // Sets ncclGetLastError, and says it (knob WARN). communicator may be null.
 void complain(const Communicator* communicator, const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -120,6 +121,7 @@ struct ncclComm {
   mutable std::mutex mutex;
   bed::nccl::Shared communicator;
   const char* ended_by = nullptr;
+  bool freed = false;  // NCCL frees none that has not met its peers (src/init.cc, commReclaim: intraComm0)
 };
 
 namespace bed::nccl {

@@ -94,6 +94,12 @@ void lucky(const Communicator* communicator, const char* format, ...) {
   count("freed_uses");
 }
 
+void used_after(const void* handle, const char* call, const char* ended_by) {
+  const char* format = "%s: communicator %p used after %s";
+  if (knob("AFTER_END") != "say") broken(nullptr, format, call, handle, ended_by);
+  lucky(nullptr, format, call, handle, ended_by);
+}
+
 Inside::Inside(Communicator& communicator, Use use, const char* call) : communicator_(communicator), use_(use) {
   const auto before = communicator.enter(use);
   frees_ = ends(use) && !before[abort] && !before[destroy];

@@ -19,6 +19,13 @@ long version();
     __attribute__((format(printf, 2, 3)));
 void lucky(const Communicator* communicator, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
+// A call with a handle whose communicator was freed. NCCL looks at the first and the last word of the memory
+// (src/misc/argcheck.cc, CommCheck: v2.21.5-1, v2.30.7-1) or at its rank (src/init.cc, ncclCommDestroy), which commFree
+// has overwritten (commPoison), and gives ncclInvalidArgument: as long as the memory was not used again, nor given back
+// to the system. ncclCommAbort and ncclCommFinalize do not look: they follow abortFlag, which is freed, too. So the
+// process ends, or with the knob AFTER_END=say goes on by luck.
+void used_after(const void* handle, const char* call, const char* ended_by);
+
 // What a thread is inside of. `derive`: a split, shrink or grow, as the parent.
 enum Use { init, derive, finalize, group_end, destroy, abort, uses };
 
