@@ -304,6 +304,10 @@ class RawRank:
 
     # -- in a thread of the process
 
+    def steps(self, *steps):
+        """Several methods, one after the other: what each gave."""
+        return [getattr(self, method)(*args, **more) for method, args, more in steps]
+
     def start(self, label, method, *args, **more):
         results: list = []
         thread = threading.Thread(
@@ -311,6 +315,16 @@ class RawRank:
         )
         thread.start()
         self.threads[label] = (thread, results)
+
+    def thread_ends(self, method, *args, **more):
+        """What a thread gave that has ended, so that its memory is gone."""
+        self.start("ends", method, *args, **more)
+        told = self.finish("ends", ANSWER)
+        task = Path(f"/proc/self/task/{self.threads['ends'][0].native_id}")
+        deadline = time.monotonic() + ANSWER
+        while task.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return told
 
     def finish(self, label, seconds):
         """The result of a thread, or None if it is not there in time."""

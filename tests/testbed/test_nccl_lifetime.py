@@ -29,7 +29,7 @@ class Alone:
     def __call__(self, rules=None, *, blocking=True):
         if self.member is None:
             self.member = self._new()
-        for knob in ("INIT_HANG_MS", "LAUNCH_HANG_MS", "ABORT_HANG_MS", "HANG_FROM_OP"):
+        for knob in ("INIT_HANG_MS", "LAUNCH_HANG_MS", "ABORT_HANG_MS", "HANG_FROM_OP", "NONBLOCKING_MS"):
             self.member.set(knob)
         self.member.set("NCCL_RULES", rules or "")
         expected = SUCCESS if blocking else IN_PROGRESS
@@ -165,6 +165,80 @@ def test_an_abort_lets_go_who_makes_a_communicator(alone):
         assert member.finish("init", PATIENCE) == INTERNAL
     assert unharmed(member)
     assert member.error() == -INVALID_ARGUMENT  # it had not met its peers: it is not freed
+
+
+# -- the thread that makes a non-blocking call
+
+
+def step(method, *args, **more):
+    return method, args, more
+
+
+BEGUN = {
+    "init": step("init", None, 2, 0, blocking=False, name="next"),  # the other one never comes
+    "split": step("split", 0, 0),
+    "finalize": step("call", "Finalize"),
+    "connect": step("begin", "Send", ONE, 4, dtype="float32", root=0, stream="other"),
+}
+
+
+def begun(alone, what, rules):
+    """A process with a communicator, and a call that a thread of it is to begin, which does not come to an end."""
+    member = alone(rules, blocking=False)
+    member.set("HANG_FROM_OP", 1)
+    assert begin(member) == SUCCESS
+    assert member.error_within(PATIENCE, SUCCESS) is not None
+    member.set("INIT_HANG_MS", LONG if what == "split" else "")
+    member.set("NONBLOCKING_MS", LONG if what == "connect" else "")
+    method, args, more = BEGUN[what]
+    return member, (method, (member.unique_id(), *args[1:]) if what == "init" else args, more)
+
+
+@pytest.mark.parametrize("what", [*BEGUN])
+def test_up_to_2_26_a_thread_that_ends_before_its_call_takes_the_job_along(alone, what):
+    member, (method, args, more) = begun(alone, what, 22606)
+    assert member.dies(PATIENCE, "thread_ends", method, *args, **more) == signal.SIGSEGV
+    assert "LIFETIME a thread ended while a non-blocking call" in member.stderr()
+
+
+def test_from_2_27_on_it_has_memory_of_its_own(alone):
+    for what in BEGUN:
+        member, (method, args, more) = begun(alone, what, 22703)
+        told = member.thread_ends(method, *args, **more)
+        assert (told[0] if isinstance(told, tuple) else told) == IN_PROGRESS
+        member.set("NONBLOCKING_MS")
+    assert unharmed(member)
+
+
+@pytest.mark.parametrize(
+    ("rules", "use"),
+    [(OLD, ("about",)), (22606, ("call", "Abort")), (22606, ("split", 0, 0))],
+    ids=["about", "abort", "split"],
+)
+def test_up_to_2_26_the_job_of_a_thread_that_ended_cannot_be_joined(alone, rules, use):
+    member = alone(rules)
+    made = [step("init", member.unique_id(), 1, 0, blocking=False), step("error_within", PATIENCE, SUCCESS)]
+    assert member.thread_ends("steps", *made)[0] == IN_PROGRESS
+    assert member.error() == SUCCESS  # this does not join it
+    assert member.dies(PATIENCE, *use) == signal.SIGABRT
+    assert "in memory of a thread that ended" in member.stderr()
+
+
+def test_what_the_thread_has_joined_is_safe(alone):
+    for rules in VERSIONS:
+        member = alone(rules)
+        member.set("HANG_FROM_OP", 1)
+        made = [
+            step("init", member.unique_id(), 1, 0, blocking=False),
+            step("error_within", PATIENCE, SUCCESS),
+        ]
+        # No job of the thread's: a collective, which connects in the call up to 2.26, an abort, a destroy.
+        member.thread_ends("steps", *made, step("about"), step("begin", "AllReduce", ONE, 4, dtype="float32"))
+        assert member.about()[1] == (SUCCESS, 1)
+        assert member.thread_ends("call", "Abort")[0] == SUCCESS
+        member = alone(rules, blocking=False)
+        assert member.thread_ends("call", "Destroy")[0] == SUCCESS
+    assert unharmed(member)
 
 
 # -- after the end

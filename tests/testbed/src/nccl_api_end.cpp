@@ -34,6 +34,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   Shared communicator = find(comm, call, &result);
   if (!communicator) return done(call, nullptr, result);
   lifetime::Inside inside(*communicator, lifetime::finalize, call);
+  lifetime::join_job(*communicator, call);
   if (communicator->ended() || !communicator->finalize()) {
     complain(communicator.get(), "ncclCommFinalize: revoked, or finalized already");
     return done(call, communicator, ncclInvalidArgument);
@@ -41,10 +42,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (communicator->blocking) {
     communicator->wait_all_done();
   } else {
-    group::must_outlive([known = std::weak_ptr<Communicator>(communicator)] {
-      Shared communicator = known.lock();
-      return !communicator || communicator->ended() || communicator->state() != in_progress;
-    });
+    lifetime::non_blocking(*communicator, group::while_busy(communicator));
   }
   return done(call, communicator, communicator->state());
 }
@@ -57,6 +55,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   Shared communicator = find(comm, call, &result);
   if (!communicator) return done(call, nullptr, result);
   lifetime::Inside inside(*communicator, lifetime::destroy, call);
+  lifetime::join_job(*communicator, call);
   if (!inside.frees()) return done(call, communicator, ncclSuccess);
   communicator->wait_all_done();
   faults::hang([&] { return faults::destroy_hang_ms(communicator->id); });
@@ -74,6 +73,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!communicator) return done(call, nullptr, result);
   bed::count("aborts");
   lifetime::Inside inside(*communicator, lifetime::abort, call);
+  lifetime::join_job(*communicator, call, true);
   hang(*communicator, true);
   communicator->end();
   hang(*communicator, false);

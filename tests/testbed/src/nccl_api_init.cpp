@@ -95,7 +95,9 @@ Shared ready_parent(ncclComm_t handle, const char* call, int* result, bool any_s
   if (!parent || any_state) return parent;
   *result = parent->state();
   if (*result == in_progress) *result = invalid_argument;
-  return *result == success ? parent : nullptr;
+  if (*result != success) return nullptr;
+  lifetime::join_job(*parent, call);
+  return parent;
 }
 
 }  // namespace

@@ -56,6 +56,7 @@ int check_arguments(const Communicator& communicator, const Call& call, Operatio
 }
 
 int admit(const Shared& communicator, const Call& call) {
+  lifetime::join_job(*communicator, name_of(call.kind));
   int result = check_state(*communicator);
   Operation operation;
   if (result == success) result = check_arguments(*communicator, call, &operation);
@@ -164,6 +165,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataTyp
   int result;
   Shared communicator = find(comm, "ncclRedOpCreatePreMulSum", &result);
   if (!communicator) return static_cast<ncclResult_t>(result);
+  lifetime::join_job(*communicator, "ncclRedOpCreatePreMulSum");
   size_t size = size_of(static_cast<Dtype>(dtype));
   if (!op || !scalar || !size) return ncclInvalidArgument;
   auto factor = std::make_shared<Factor>();

@@ -20,10 +20,12 @@ static_assert(static_cast<int>(Dtype::float64) == ncclFloat64 && static_cast<int
 static_assert(static_cast<int>(Reduction::premul) == ncclNumOps);
 
 template <class Value>
-ncclResult_t ask(const ncclComm* comm, const char* call, Value* out, Value (*answer)(const Communicator&)) {
+ncclResult_t ask(const ncclComm* comm, const char* call, Value* out, Value (*answer)(const Communicator&),
+                 bool joins = true) {
   int result;
   Shared communicator = find(comm, call, &result);
   if (!communicator) return static_cast<ncclResult_t>(traced(call, nullptr, result));
+  if (joins) lifetime::join_job(*communicator, call);
   if (!out) return ncclInvalidArgument;
   *out = answer(*communicator);
   return ncclSuccess;
@@ -73,7 +75,8 @@ const char* ncclGetLastError(ncclComm_t) {
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   return ask<ncclResult_t>(comm, "ncclCommGetAsyncError", error,
-                           [](const Communicator& one) { return static_cast<ncclResult_t>(one.state()); });
+                           [](const Communicator& one) { return static_cast<ncclResult_t>(one.state()); },
+                           /*joins=*/false);
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {

@@ -192,6 +192,21 @@ long Communicator::busy() const {
   return std::accumulate(busy_.begin(), busy_.end(), 0L);
 }
 
+void Communicator::link(Lives lives) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  link_ = std::move(lives);
+}
+
+Communicator::Lives Communicator::take_link() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(link_, nullptr);
+}
+
+bool Communicator::first_time(int peer, bool sends) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return met_.emplace(peer, sends).second;
+}
+
 bool Communicator::connected() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return connected_;

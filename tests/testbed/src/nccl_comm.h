@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -9,7 +10,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nccl_lifetime.h"
@@ -75,6 +78,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Busy enter(lifetime::Use use);
   void leave(lifetime::Use use);
   long busy() const;  // in all uses
+  // Whether the thread lives that made the last non-blocking call, in whose memory its job is: until that is joined.
+  using Lives = std::shared_ptr<const std::atomic<bool>>;
+  void link(Lives lives);
+  Lives take_link();
+  bool first_time(int peer, bool sends);
 
   // Ends all operations, now and later; wakes everybody.
   void end();
@@ -95,6 +103,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   uint64_t issued_ = 0, done_ = 0;
   int users_ = 0, jobs_ = 0, error_ = success;
   Busy busy_{};
+  Lives link_;
+  std::set<std::pair<int, bool>> met_;
   std::chrono::steady_clock::time_point busy_until_{};
   std::map<int, std::shared_ptr<const Factor>> factors_;
   int next_factor_;

@@ -1,11 +1,8 @@
 #include "nccl_group.h"
 
 #include <nccl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstring>
 #include <deque>
 #include <system_error>
@@ -62,33 +59,10 @@ bool run_in_thread(const Job& job, std::function<void()> work, std::vector<std::
   }
 }
 
-// Up to 2.26 NCCL keeps the jobs of a non-blocking call in the calling thread's own memory (src/group.cc,
-// ncclGroupJobMain and ncclAsyncJobs: v2.18.1-1, v2.21.5-1 lines 18 to 21, v2.22.3-1, v2.26.6-1) while another thread
-// works on them: a caller that ends before they do takes that memory along. On an H100 2.21.5 died of it by SIGSEGV.
-// From 2.27 on they have memory of their own (v2.27.3-1 src/group.cc, ncclGroupEndInternal). The main thread's memory
-// stays until the process is gone.
-bool jobs_are_the_threads() { return lifetime::version() < 22700; }
-bool is_main() { return getpid() == static_cast<pid_t>(syscall(SYS_gettid)); }
-
-class Begun {
- public:
-  void call(std::function<bool()> over) { calls_.push_back(std::move(over)); }
-  ~Begun() {
-    for (auto& over : calls_)
-      if (!over()) {
-        say("LIFETIME a thread ended while a non-blocking call of its own was in progress; NCCL uses its memory");
-        raise(SIGSEGV);
-      }
-  }
-
- private:
-  std::vector<std::function<bool()>> calls_;
-};
-
 int run_in_background(const Job& job) {
   job.communicator->stay_busy(faults::nonblocking_ms(job.communicator->id));
   auto over = std::make_shared<std::atomic<bool>>(false);
-  must_outlive([over] { return over->load(); });
+  lifetime::non_blocking(*job.communicator, [over] { return over->load(); });
   auto work = [job, over] {
     run_now(job);
     over->store(true);
@@ -125,6 +99,17 @@ void scribble(const std::vector<Operation>& operations) {
     if (each.receive) std::memset(each.receive, 0xa5, each.count * size_of(each.dtype));
 }
 
+// The first send to a peer, and the first receive from it, has a job that connects them. (In a group with no such job
+// NCCL up to 2.26 launches in the caller, though the communicator is non-blocking: src/group.cc, ncclGroupEndInternal,
+// ncclGroupCommPreconnectHead: v2.21.5-1, v2.22.3-1, v2.26.6-1.)
+bool meets_a_peer(const Shared& communicator, const std::vector<Operation>& operations) {
+  bool first = false;
+  for (const Operation& each : operations)
+    if (each.kind == Kind::Send || each.kind == Kind::Recv)
+      first |= communicator->first_time(each.root, each.kind == Kind::Send);
+  return first;
+}
+
 int launch(const Batch& batch) {
   const Shared& communicator = batch.communicator;
   count("launches");
@@ -145,6 +130,7 @@ int launch(const Batch& batch) {
   }
   if (communicator->blocking) return success;
   communicator->stay_busy(faults::nonblocking_ms(communicator->id));
+  if (meets_a_peer(communicator, batch.operations)) lifetime::non_blocking(*communicator, while_busy(communicator));
   return communicator->state();
 }
 
@@ -160,9 +146,11 @@ void drop(const Group& group, int error) {
 
 }  // namespace
 
-void must_outlive(std::function<bool()> over) {
-  static thread_local Begun begun;
-  if (jobs_are_the_threads() && !is_main()) begun.call(std::move(over));
+std::function<bool()> while_busy(const Shared& communicator) {
+  return [known = std::weak_ptr<Communicator>(communicator)] {
+    Shared communicator = known.lock();
+    return !communicator || communicator->ended() || communicator->state() != in_progress;
+  };
 }
 
 void start() { mine().depth++; }

@@ -17,8 +17,8 @@ struct Job {
   lifetime::Use use;
 };
 
-// The thread that makes a non-blocking call must not end before it is over: see nccl_group.cpp.
-void must_outlive(std::function<bool()> over);
+// Whether what a non-blocking call began is over: the communicator is not in progress any more.
+std::function<bool()> while_busy(const Shared& communicator);
 
 void start();
 // by_user: by ncclGroupEnd, not by the end of a single call.

@@ -1,10 +1,17 @@
 #include "nccl_lifetime.h"
 
 #include <nccl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "bed.h"
 #include "nccl_comm.h"
@@ -72,6 +79,22 @@ Verdict verdict(Use ending, Use other) {
   return Verdict::supported;
 }
 
+bool is_main() { return getpid() == static_cast<pid_t>(syscall(SYS_gettid)); }
+
+// The memory of a thread.
+struct Jobs {
+  std::vector<std::function<bool()>> calls;
+  std::shared_ptr<std::atomic<bool>> lives = std::make_shared<std::atomic<bool>>(true);
+  ~Jobs() {
+    *lives = false;
+    for (auto& over : calls)
+      if (!over()) {
+        say("LIFETIME a thread ended while a non-blocking call of its own was in progress; NCCL uses its memory");
+        raise(SIGSEGV);
+      }
+  }
+};
+
 bool ends(Use use) { return use == abort || use == destroy; }
 
 }  // namespace
@@ -98,6 +121,21 @@ void used_after(const void* handle, const char* call, const char* ended_by) {
   const char* format = "%s: communicator %p used after %s";
   if (knob("AFTER_END") != "say") broken(nullptr, format, call, handle, ended_by);
   lucky(nullptr, format, call, handle, ended_by);
+}
+
+void non_blocking(Communicator& communicator, std::function<bool()> over) {
+  static thread_local Jobs jobs;
+  if (version() >= 22700 || is_main()) return;
+  jobs.calls.push_back(std::move(over));
+  communicator.link(jobs.lives);
+}
+
+void join_job(Communicator& communicator, const char* call, bool even_failed) {
+  if (!even_failed && communicator.state() != success) return;
+  auto lives = communicator.take_link();
+  if (lives && !*lives)
+    broken(&communicator, "%s joins the job of a non-blocking call; NCCL %ld has it in memory of a thread that ended",
+           call, version());
 }
 
 Inside::Inside(Communicator& communicator, Use use, const char* call) : communicator_(communicator), use_(use) {

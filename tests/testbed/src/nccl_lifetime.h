@@ -2,9 +2,7 @@
 // survive ends the process, with a line that starts with LIFETIME; what they survive by luck is said and counted.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-#include <memory>
+#include <functional>
 
 namespace bed::nccl {
 
@@ -25,6 +23,20 @@ void lucky(const Communicator* communicator, const char* format, ...) __attribut
 // to the system. ncclCommAbort and ncclCommFinalize do not look: they follow abortFlag, which is freed, too. So the
 // process ends, or with the knob AFTER_END=say goes on by luck.
 void used_after(const void* handle, const char* call, const char* ended_by);
+
+// Up to 2.26 NCCL keeps the job of a non-blocking call in the calling thread's own memory (src/group.cc,
+// ncclGroupJobMain and ncclAsyncJobs: v2.18.1-1, v2.21.5-1 lines 18 to 23, v2.22.3-1, v2.26.6-1), and the communicator
+// points there (groupJob) until a later call joins the job (src/init.cc, ncclCommEnsureReady). From 2.27 on a job has
+// memory of its own (v2.27.3-1 src/group.cc, ncclGroupEndInternal). Such calls are an init, a split, a shrink, a
+// finalize, and the first send to, or receive from, a peer. An abort and a destroy are none: they are through when they
+// return, in the calling thread (v2.21.5-1 src/init.cc, ncclCommAbort calls commReclaim) or as a blocking group
+// (v2.22.3-1 src/group.cc, ncclAsyncLaunch: destroyFlag).
+// A thread that ends before `over` takes the job's memory along: the process ends. On an H100 2.21.5 died of it by
+// SIGSEGV. The main thread's memory stays until the process is gone.
+void non_blocking(Communicator& communicator, std::function<bool()> over);
+// A call that joins the job. The process ends if its memory has gone with its thread. Of a communicator with an error
+// only an abort joins it (`even_failed`).
+void join_job(Communicator& communicator, const char* call, bool even_failed = false);
 
 // What a thread is inside of. `derive`: a split, shrink or grow, as the parent.
 enum Use { init, derive, finalize, group_end, destroy, abort, uses };
