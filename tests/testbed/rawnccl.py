@@ -277,6 +277,17 @@ class RawRank:
             time.sleep(0.0005)
         return True
 
+    def rewrites(self, seconds):
+        """Set the last receive buffer to 7: whether it is written over within some time."""
+        _, received = self.buffers[-1]
+        received.fill(7)
+        deadline = time.monotonic() + seconds
+        while (received == 7).all():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
     def received(self):
         """The receive buffers of all operations since the last time."""
         told = [received.copy() for _, received in self.buffers]

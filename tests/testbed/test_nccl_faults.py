@@ -207,6 +207,33 @@ def test_abort_hangs(pair, phase, ends):
     assert pair[0].ready(PATIENCE)
 
 
+@pytest.mark.parametrize("phase", ["before", "after"])
+def test_an_aborted_operation_writes_until_the_abort_returns(pair, phase):
+    """It does so again and again, also when its stream has gone on; and then never again."""
+    pair[0].set("HANG_FROM_OP", 1)
+    begin(pair[0])
+    pair[0].set("ABORT_WRITES", 1)
+    assert not pair[0].rewrites(MOMENT)
+    pair[0].set("ABORT_HANG_PHASE", phase)
+    pair[0].set("ABORT_HANG_MS", LONG)
+    pair[0].start("abort", "call", "Abort")
+    assert pair[0].ready(PATIENCE if phase == "after" else MOMENT) is (phase == "after")
+    assert pair[0].rewrites(PATIENCE)
+    assert pair[0].rewrites(PATIENCE)
+    pair[0].set("ABORT_HANG_MS", 0)
+    assert pair[0].finish("abort", PATIENCE)[0] == SUCCESS
+    assert not pair[0].rewrites(MOMENT)
+
+
+def test_without_a_hang_it_has_written_when_the_abort_returns(pair):
+    pair[0].set("HANG_FROM_OP", 1)
+    begin(pair[0])
+    assert not pair[0].ready(MOMENT)
+    pair[0].set("ABORT_WRITES", 1)
+    assert pair[0].call("Abort")[0] == SUCCESS
+    assert not (pair[0].received()[0][:4] == 99).any()
+
+
 def test_a_launch_and_a_destroy_hang_for_so_long(pair):
     pair[0].set("LAUNCH_HANG_MS", 300)
     began = time.monotonic()

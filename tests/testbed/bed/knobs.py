@@ -42,7 +42,7 @@ _TABLE = (
     Knob("ABORT_RESULT", "the ncclResult_t that ncclCommAbort returns"),
     Knob(
         "ABORT_WRITES",
-        "an operation that is aborted writes its output until it ends, as a running kernel may",
+        "an operation that is aborted writes over its output until ncclCommAbort returns",
     ),
     Knob("AFTER_END", "what becomes of a call with a communicator that was freed", ("die", "say")),
     Knob("DESTROY_HANG_MS", "ncclCommDestroy takes that long, or until this is changed"),

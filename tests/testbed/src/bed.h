@@ -59,6 +59,9 @@ int current_device();
 // Allocates like cudaMalloc/cudaFree (ncclMemAlloc).
 cudaError_t device_allocate(void** pointer, size_t bytes);
 cudaError_t device_release(void* pointer);
+// Memory that CUDA knows is written only while it is allocated.
+bool allocated_here(const void* pointer);
+void overwrite(void* pointer, int value, size_t bytes);
 
 // ---- What a generated stub calls: says its name, counts it, returns the error the caller gets.
 

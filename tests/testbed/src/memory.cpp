@@ -2,6 +2,7 @@
 // stream order, and block where CUDA says they block.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -142,6 +143,16 @@ void memory_info(int device, size_t* free, size_t* total) {
 
 cudaError_t device_allocate(void** pointer, size_t bytes) { return allocate(pointer, bytes, Place::device); }
 cudaError_t device_release(void* pointer) { return release(pointer, Place::device); }
+
+bool allocated_here(const void* pointer) { return range_of(pointer, nullptr, nullptr); }
+
+void overwrite(void* pointer, int value, size_t bytes) {
+  std::lock_guard<std::mutex> hold(registry().mutex);
+  auto it = find(pointer);
+  if (it == registry().blocks.end()) return;
+  auto left = static_cast<size_t>(it->first + it->second.bytes - static_cast<char*>(pointer));
+  memset(pointer, value, std::min(bytes, left));
+}
 
 }  // namespace bed
 

@@ -9,12 +9,12 @@
 namespace bed::nccl {
 namespace {
 
-void hang(const Communicator& communicator, bool before) {
+void hang(Communicator& communicator, bool before) {
   long ms = faults::abort_hang_ms(communicator.id, before);
   if (!ms) return;
   complain(&communicator, "ncclCommAbort hangs for %ld ms %s it ends the pending operations, as told", ms,
            before ? "before" : "after");
-  faults::hang([&] { return faults::abort_hang_ms(communicator.id, before); });
+  faults::hang([&] { return faults::abort_hang_ms(communicator.id, before); }, [&] { communicator.overwrite(); });
 }
 
 ncclResult_t done(const char* call, const Shared& communicator, int result) {
@@ -81,6 +81,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     take_back(comm, call);
     communicator->release();
   }
+  communicator->overwrite();  // for the last time
   return done(call, communicator, faults::abort_result(communicator->id));
 }
 

@@ -80,8 +80,7 @@ uint64_t Communicator::issue() {
   return issued_++;
 }
 
-bool Communicator::perform(uint64_t turn, const std::function<Outcome()>& work) {
-  bool cut = false;
+void Communicator::perform(uint64_t turn, const std::function<Outcome()>& work, const std::function<void()>& writes) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return done_ == turn || ended_; });
@@ -97,11 +96,21 @@ bool Communicator::perform(uint64_t turn, const std::function<Outcome()>& work) 
       fail(invalid_usage, "mismatch with rank " + std::to_string(outcome.peer) + ": " + outcome.detail);
     }
     // Like a kernel whose peer does not answer: it spins until the communicator is aborted.
-    cut = !outcome;
-    if (cut) wait_ended();
+    if (!outcome) {
+      {
+        std::lock_guard<std::mutex> lock(writing_);
+        writes_.push_back(writes);
+      }
+      wait_ended();
+      writes();
+    }
   }
   retire();
-  return !cut;
+}
+
+void Communicator::overwrite() {
+  std::lock_guard<std::mutex> lock(writing_);
+  for (auto& write : writes_) write();
 }
 
 void Communicator::retire() {

@@ -56,8 +56,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // ---- Operations: numbered when they are issued, performed in that order, on whatever thread.
   uint64_t issue();
-  // False: it was begun, and ended by an abort.
-  bool perform(uint64_t turn, const std::function<Outcome()>& work);
+  // `writes`: what one that was begun and is ended by an abort does to its output, until that abort has returned.
+  void perform(uint64_t turn, const std::function<Outcome()>& work, const std::function<void()>& writes);
+  void overwrite();  // let all of those write
   void retire();  // one that was issued will never be performed
   void wait_all_done();
   long pending() const;
@@ -106,6 +107,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Lives link_;
   std::set<std::pair<int, bool>> met_;
   std::chrono::steady_clock::time_point busy_until_{};
+  std::mutex writing_;
+  std::vector<std::function<void()>> writes_;
   std::map<int, std::shared_ptr<const Factor>> factors_;
   int next_factor_;
 };

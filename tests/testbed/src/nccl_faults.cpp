@@ -71,11 +71,13 @@ int remote_result(uint64_t id) { return static_cast<int>(number(id, "REMOTE_RESU
 
 long nonblocking_ms(uint64_t id) { return number(id, "NONBLOCKING_MS"); }
 
-void hang(const std::function<long()>& told) {
+void hang(const std::function<long()>& told, const std::function<void()>& meanwhile) {
   long ms = told();
   auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
-  while (std::chrono::steady_clock::now() < end && told() == ms)
+  while (std::chrono::steady_clock::now() < end && told() == ms) {
+    meanwhile();
     std::this_thread::sleep_for(std::chrono::milliseconds(std::min(ms, 5L)));
+  }
 }
 
 }  // namespace bed::nccl::faults

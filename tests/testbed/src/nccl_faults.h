@@ -23,7 +23,7 @@ long detect_delay_ms(uint64_t id);
 int remote_result(uint64_t id);
 long nonblocking_ms(uint64_t id);
 
-// Lasts for as many milliseconds as `told` says, or until that changes.
-void hang(const std::function<long()>& told);
+// Lasts for as many milliseconds as `told` says, or until that changes. `meanwhile` is done again and again.
+void hang(const std::function<long()>& told, const std::function<void()>& meanwhile = [] {});
 
 }  // namespace bed::nccl::faults

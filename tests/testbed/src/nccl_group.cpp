@@ -93,10 +93,19 @@ int run_all(const std::vector<Job>& jobs) {
   return progress;
 }
 
-// Aborting waits for a kernel that is at work; until then it may write.
-void scribble(const std::vector<Operation>& operations) {
+// A kernel that is at work writes until the abort has waited for it, a peer's kernel that writes here directly, or a
+// network card, until the abort has stopped them. Memory that was given back meanwhile is left alone; the caller's own
+// (a test's without CUDA) is there as long as the abort lasts.
+std::function<void()> scribble(uint64_t id, const std::vector<Operation>& operations) {
+  std::vector<std::pair<void*, size_t>> ours, others;
   for (const Operation& each : operations)
-    if (each.receive) std::memset(each.receive, 0xa5, each.count * size_of(each.dtype));
+    if (each.receive)
+      (allocated_here(each.receive) ? ours : others).emplace_back(each.receive, each.count * size_of(each.dtype));
+  return [id, ours, others] {
+    if (!faults::abort_writes(id)) return;
+    for (auto& [memory, bytes] : ours) overwrite(memory, 0xa5, bytes);
+    for (auto& [memory, bytes] : others) std::memset(memory, 0xa5, bytes);
+  };
 }
 
 // The first send to a peer, and the first receive from it, has a job that connects them. (In a group with no such job
@@ -120,8 +129,8 @@ int launch(const Batch& batch) {
     return {Outcome::ended, -1, ""};  // perform waits until it is true
   };
   uint64_t turn = communicator->issue();
-  auto kernel = [communicator, turn, work, operations = batch.operations] {
-    if (!communicator->perform(turn, work) && faults::abort_writes(communicator->id)) scribble(operations);
+  auto kernel = [communicator, turn, work, writes = scribble(communicator->id, batch.operations)] {
+    communicator->perform(turn, work, writes);
   };
   if (!enqueue(batch.stream, kernel, false)) {
     communicator->retire();
