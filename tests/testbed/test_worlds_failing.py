@@ -81,11 +81,12 @@ def test_an_abort_that_hangs_or_fails_holds_nobody_up(launch, backend, fault):
         ranks.tell("end")
 
 
+@pytest.mark.parametrize("phase", ["before", "after"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_after_the_exception_the_tensor_is_the_callers(launch, backend):
-    # The abort ends a running kernel after 1.5 s, and until then it writes.
+def test_after_the_exception_the_tensor_is_the_callers(launch, backend, phase):
+    # The abort returns after 1.5 s, and until then the operation writes: its stream goes on before that, or after.
     config = {"backend": backend, "bytes": 1 << 20, "messages": 0, "timeout": 60}
-    env = {"M8D_BED_ABORT_HANG_MS": "1500", "M8D_BED_ABORT_WRITES": "1"}
+    env = {"M8D_BED_ABORT_HANG_MS": "1500", "M8D_BED_ABORT_HANG_PHASE": phase, "M8D_BED_ABORT_WRITES": "1"}
     with launch("risks:overwritten", 2, config=config, env=env, timeout=180) as ranks:
         ranks.wait("pending")
         ranks.kill(1)
