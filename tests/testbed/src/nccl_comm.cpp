@@ -310,7 +310,7 @@ Shared find(const ncclComm* handle, const char* call, int* result) {
     if (handle->freed)
       lifetime::used_after(handle, call, handle->ended_by);
     else
-      complain(nullptr, "%s: communicator %p was ended by %s", call, static_cast<const void*>(handle), handle->ended_by);
+      complain(nullptr, "%s: %p was ended by %s", call, static_cast<const void*>(handle), handle->ended_by);
     return nullptr;
   }
   *result = success;

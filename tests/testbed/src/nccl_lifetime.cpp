@@ -47,9 +47,10 @@ enum class Verdict { supported, luck, ends };
 Verdict verdict(Use ending, Use other) {
   switch (other) {
     case init:
-      // commReclaim frees nothing until the ring of this process's ranks is known (intraComm0, set in
-      // initTransportsRank, after the bootstrap): the flag releases who waits for peers, and the communicator is left.
-      // src/init.cc, commReclaim: v2.18.1-1, v2.21.5-1 line 2046, v2.22.3-1, v2.27.3-1, v2.30.7-1.
+      // commReclaim frees nothing until the ranks of this process are known (intraComm0, set in initTransportsRank after
+      // the bootstrap): abort's flag releases who waits for peers, and the communicator is left as it is.
+      // src/init.cc, commReclaim: v2.18.1-1, v2.21.5-1 line 2046, v2.22.3-1, v2.27.3-1, v2.30.7-1 (intraComm0: lines 784,
+      // 1003, 1123 of the first, second and last). A later phase of an init is not modelled.
       return ending == abort ? Verdict::supported : Verdict::luck;
     case derive:
       // The job reads job->parent to its end (ncclCommInitRankFunc, bootstrapSplit), and groupLaunch reads the parent's
