@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import rawnccl
-from rawnccl import IN_PROGRESS, INTERNAL, INVALID_USAGE, REMOTE, SUCCESS, SYSTEM
+from rawnccl import IN_PROGRESS, INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, REMOTE, SUCCESS, SYSTEM
 
 ONE = np.ones(4, "float32")
 PATIENCE = 45.0  # seconds; each of these waits ends within milliseconds when the machine is free
@@ -269,6 +269,7 @@ def test_abort_fails_but_ends_the_communicator(pair):
     pair[0].set("ABORT_RESULT", SYSTEM)
     assert pair[0].call("Abort")[0] == SYSTEM
     assert pair[0].ready(PATIENCE)
+    assert pair[0].error() == -INVALID_ARGUMENT  # it was not freed
     assert pair[0].count("aborts") == 1
     assert pair[0].count("comms") == 0
 

@@ -77,12 +77,14 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   hang(*communicator, true);
   communicator->end();
   hang(*communicator, false);
+  // An abort that fails has freed nothing: its job never ran (v2.30.7-1 src/init.cc, ncclCommAbort; src/group.cc).
+  int told = faults::abort_result(communicator->id);
   if (inside.frees()) {
-    take_back(comm, call);
+    take_back(comm, call, told == success);
     communicator->release();
   }
   communicator->overwrite();  // for the last time
-  return done(call, communicator, faults::abort_result(communicator->id));
+  return done(call, communicator, told);
 }
 
 #ifdef NCCL_REVOKE_DEFAULT

@@ -317,14 +317,14 @@ Shared find(const ncclComm* handle, const char* call, int* result) {
   return handle->communicator;
 }
 
-bool take_back(ncclComm* handle, const char* call) {
+bool take_back(ncclComm* handle, const char* call, bool freed) {
   Shared communicator;
   {
     std::lock_guard<std::mutex> lock(handle->mutex);
     if (handle->ended_by) return false;
     handle->ended_by = call;
     communicator = std::move(handle->communicator);
-    handle->freed = communicator->connected();
+    handle->freed = freed && communicator->connected();
   }
   std::lock_guard<std::mutex> lock(registry_mutex());
   registry().erase(communicator.get());

@@ -142,8 +142,8 @@ namespace bed::nccl {
 ncclComm* hand_out(Shared communicator);
 // Null, with *result set and said why: no communicator, or one that was ended.
 Shared find(const ncclComm* handle, const char* call, int* result);
-// No later call finds it. False: another thread did so since it was found.
-bool take_back(ncclComm* handle, const char* call);
+// No later call finds it. False: another thread did so since it was found. `freed`: and its memory is gone.
+bool take_back(ncclComm* handle, const char* call, bool freed = true);
 std::vector<Shared> alive();
 
 int traced(const char* call, const Communicator* communicator, int result);
