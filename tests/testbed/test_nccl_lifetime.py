@@ -244,18 +244,21 @@ def test_what_the_thread_has_joined_is_safe(alone):
 # -- after the end
 
 
-@pytest.mark.parametrize(
-    ("end", "use"),
-    [
-        ("Abort", ("error",)),
-        ("Destroy", ("call", "Destroy")),
-        ("Destroy", ("call", "Abort")),
-        ("Abort", ("about",)),
-    ],
-    ids=["error", "destroy", "abort", "about"],
-)
+@pytest.mark.parametrize(("end", "use"), [("Destroy", "Abort"), ("Abort", "Finalize")])
 def test_a_use_after_the_end_ends_the_process(alone, end, use):
     member = alone()
     assert member.call(end)[0] == SUCCESS
-    assert member.dies(PATIENCE, *use) == signal.SIGABRT
+    assert member.dies(PATIENCE, "call", use) == signal.SIGABRT
     assert f"used after ncclComm{end}" in member.stderr()
+
+
+def test_what_looks_at_freed_memory_is_refused_by_luck_and_counted(alone):
+    member = alone()
+    assert member.call("Abort")[0] == SUCCESS
+    assert member.error() == -INVALID_ARGUMENT
+    assert member.call("Destroy")[0] == INVALID_ARGUMENT
+    assert begin(member) == INVALID_ARGUMENT
+    assert member.count("freed_uses") == 3
+    assert "LUCK ncclCommGetAsyncError: communicator" in member.stderr()
+    member.set("AFTER_END", "die")
+    assert member.dies(PATIENCE, "error") == signal.SIGABRT

@@ -95,11 +95,11 @@ def parse_named(given: Iterable[str], *, option: str = "--bed") -> dict[str, Pat
 
 
 def ask(name: str, launcher: Launcher) -> Build:
-    """Return what a build is, from a rank that looks."""
+    """Return what a build is, from a rank that looks; the launcher learns whether it is official torch."""
     with launcher.start("bed.builds:look", 1, config={"exit": "hard"}) as ranks:
         (told,) = ranks.wait("looks")
     facts = told.fields
-    return Build(
+    found = Build(
         name,
         launcher.python,
         facts["torch"],
@@ -108,6 +108,8 @@ def ask(name: str, launcher: Launcher) -> Build:
         tuple((topic, sha256) for topic, sha256 in facts["patches"]),
         facts["backends"],
     )
+    launcher.official = not found.patched
+    return found
 
 
 def look(me: Rank) -> None:

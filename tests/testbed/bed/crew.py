@@ -74,6 +74,7 @@ class Ranks:
         *,
         deadline: float,
         allow_refused: bool = False,
+        allow_luck: bool = False,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._wires = wires
@@ -81,6 +82,7 @@ class Ranks:
         self._outputs = outputs
         self._deadline = deadline
         self._allow_refused = allow_refused
+        self._allow_luck = allow_luck
         self._on_close = on_close
         self._pids: dict[int, int] = {}
         self._exits: dict[int, Exit] = {}
@@ -95,7 +97,7 @@ class Ranks:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.close()
         outputs = {rank: self.stderr(rank) for rank in self._all()}
-        if used := outlived(outputs):
+        if used := outlived(outputs, luck=self._allow_luck):
             raise AssertionError("NCCL has freed this, or may have:\n" + "\n".join(used)) from error
         found = [] if self._allow_refused else refused(outputs)
         if found:

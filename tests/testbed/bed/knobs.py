@@ -44,7 +44,7 @@ _TABLE = (
         "ABORT_WRITES",
         "an operation that is aborted writes over its output until ncclCommAbort returns",
     ),
-    Knob("AFTER_END", "what becomes of a call with a communicator that was freed", ("die", "say")),
+    Knob("AFTER_END", "what becomes of a call with a communicator that was freed", ("nccl", "die", "say")),
     Knob("DESTROY_HANG_MS", "ncclCommDestroy takes that long, or until this is changed"),
     Knob("ENQUEUE_RESULT", "the ncclResult_t that an enqueue returns"),
     Knob("ENQUEUE_FAIL_FROM", "the first enqueue that fails, counted from the setting: 1 is the next"),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["outlived", "refused"]
 
-_LINE = re.compile(r"m8d-bed(?:\[\d+\])?: (STUB|KERNEL|LIFETIME) (.+)")
+_LINE = re.compile(r"m8d-bed(?:\[\d+\])?: (STUB|KERNEL|LIFETIME|LUCK) (.+)")
 _WORDS = {"STUB": "a function it has only as a stub", "KERNEL": "a kernel it refuses"}
 
 
@@ -19,9 +19,15 @@ def refused(outputs: Mapping[int, str]) -> list[str]:
     return [f"rank {rank}: {_WORDS[kind]}: {name}" for rank, kind, name in _seen(outputs) if kind in _WORDS]
 
 
-def outlived(outputs: Mapping[int, str]) -> list[str]:
-    """Return a line for each use of memory that NCCL has freed, or may have, by rank and each once."""
-    return [f"rank {rank}: {what}" for rank, kind, what in _seen(outputs) if kind == "LIFETIME"]
+def outlived(outputs: Mapping[int, str], *, luck: bool = False) -> list[str]:
+    """Return a line for each use of memory that NCCL has freed, or may have, by rank and each once.
+
+    Args:
+        outputs: by rank.
+        luck: leave out what NCCL itself refuses as long as the memory is not used again, as official torch relies on.
+    """
+    wanted = {"LIFETIME"} if luck else {"LIFETIME", "LUCK"}
+    return [f"rank {rank}: {what}" for rank, kind, what in _seen(outputs) if kind in wanted]
 
 
 def _seen(outputs: Mapping[int, str]) -> dict[tuple[int, str, str], None]:

@@ -30,7 +30,7 @@ const KnobRule KNOBS[] = {
     {"ABORT_HANG_PHASE", "|before|after|", "before"},
     {"ABORT_RESULT", "", ""},
     {"ABORT_WRITES", "", ""},
-    {"AFTER_END", "|die|say|", "die"},
+    {"AFTER_END", "|nccl|die|say|", "nccl"},
     {"ASYNC_ERROR", "", ""},
     {"COMM", "*", ""},
     {"DESTROY_HANG_MS", "", ""},

@@ -17,11 +17,12 @@ long version();
     __attribute__((format(printf, 2, 3)));
 void lucky(const Communicator* communicator, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// A call with a handle whose communicator was freed. NCCL looks at the first and the last word of the memory
+// A call with a handle whose communicator was freed. Most look at the first and the last word of the memory
 // (src/misc/argcheck.cc, CommCheck: v2.21.5-1, v2.30.7-1) or at its rank (src/init.cc, ncclCommDestroy), which commFree
-// has overwritten (commPoison), and gives ncclInvalidArgument: as long as the memory was not used again, nor given back
-// to the system. ncclCommAbort and ncclCommFinalize do not look: they follow abortFlag, which is freed, too. So the
-// process ends, or with the knob AFTER_END=say goes on by luck.
+// has overwritten (commPoison), and give ncclInvalidArgument: as long as the memory was not used again, nor given back
+// to the system. Torch 2.14.1's nccl2 does so, with ncclCommGetAsyncError after an abort. This is luck: the line starts
+// with LUCK. ncclCommAbort, ncclCommFinalize and ncclCommRevoke do not look: they follow abortFlag, which is freed, too,
+// and the process ends. The knob AFTER_END makes all calls the one or the other.
 void used_after(const void* handle, const char* call, const char* ended_by);
 
 // Up to 2.26 NCCL keeps the job of a non-blocking call in the calling thread's own memory (src/group.cc,

@@ -104,3 +104,6 @@ def test_what_nccl_does_not_survive_is_told_once_by_rank():
     outputs = {0: "m8d-bed[12]: LIFETIME ncclCommAbort while …\n" * 2, 1: "m8d-bed[13]: LIFETIME is over\n"}
     assert outlived(outputs) == ["rank 0: ncclCommAbort while …", "rank 1: is over"]
     assert refused(outputs) == []
+    outputs[1] = "m8d-bed[13]: LUCK refused\n"
+    assert outlived(outputs) == ["rank 0: ncclCommAbort while …", "rank 1: refused"]
+    assert outlived(outputs, luck=True) == ["rank 0: ncclCommAbort while …"]
