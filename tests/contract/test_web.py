@@ -56,6 +56,12 @@ else:
 """
 
 
+def processor(pid: int) -> float:
+    """Seconds of processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Link:
     """Requests to a page."""
 
@@ -238,6 +244,11 @@ def test_a_page_of_a_run_that_was_started_without(run, runtime):
             resident = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
             assert resident < 80, "MB of the page's process (issue 17)"
             assert "libtorch" not in Path(f"/proc/{served.pid}/maps").read_text()
+            before, began = processor(served.pid), time.monotonic()
+            time.sleep(10)
+            share = (processor(served.pid) - before) / (time.monotonic() - began)
+            log.info("the page's process: %.0f MB, %.2f %% of a core without a viewer", resident, 100 * share)
+            assert share < 0.01, "of a core while nothing asks the page (issue 17)"
         finally:
             served.send_signal(signal.SIGINT)
         assert served.wait(PATIENCE) == 0
