@@ -158,7 +158,7 @@ def mutants(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def page(session: nox.Session) -> None:
     """The page in a real browser: Chromium, if it is on the PATH (`-- ARGS` go to pytest)."""
-    session.install(*TOOLCHAIN, *TEST, *PAGE)
+    install(session, *TOOLCHAIN, *TEST, *PAGE, *TORCH)
     session.run("python", "-m", "pytest", "tests/web", *session.posargs, env=ENV, success_codes=[0, NO_TESTS])
 
 
