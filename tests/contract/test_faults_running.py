@@ -94,7 +94,7 @@ KILLS = [
     (GLOO, "hooked_backward", 64 * MEGABYTE, 2, 3),
     (GLOO, "all_reduce", MEGABYTE, 4, 10),
     (GLOO, "all_reduce", 4 * MEGABYTE, 8, 3),
-    (GLOO, "routed_all_reduce", 4 * MEGABYTE, 8, 3),
+    (GLOO, "routed_all_reduce", MEGABYTE, 4, 8),
     (GLOO, "broadcast", 64 * MEGABYTE, 3, 1),
     (GLOO, "gather", 64 * MEGABYTE, 3, 1),
     (GLOO, "send_recv", 64 * MEGABYTE, 2, 2),
