@@ -300,3 +300,47 @@ def test_a_wrong_knob_in_the_environment_fails_every_call(library, tmp_path):
 def test_errors_have_words(pair):
     assert pair[0].words(REMOTE) == "remote process exited or there was a network error"
     assert pair[0].words(77) == "unknown result code"
+
+
+# -- connecting
+
+
+def test_the_first_operation_with_a_peer_waits_for_it_inside_the_call(library, tmp_path):
+    with rawnccl.crew(library, tmp_path, 2, LAZY_CONNECT=1) as crew:
+        crew[0].start("call", "begin", "Recv", ONE, 4, dtype="float32", root=1)
+        assert crew[0].finish("call", MOMENT) is None
+        assert crew[0].ready(0), "nothing is queued before the peer has come"
+        assert crew[1].begin("Send", ONE * 3, 0, dtype="float32", root=0) == SUCCESS
+        assert crew[0].finish("call", PATIENCE) == SUCCESS
+        assert crew[0].ready(PATIENCE)
+        assert crew[0].received()[-1].tolist() == [3] * 4
+        assert begin(crew[0], "Recv", root=1) == SUCCESS, "connected once"
+        assert not crew[0].ready(MOMENT)
+        crew[0].start("other", "begin", "Send", ONE, 0, dtype="float32", root=1)
+        assert crew[0].finish("other", MOMENT) is None, "the other direction is another connection"
+        assert begin(crew[1], "Recv", root=0) == SUCCESS
+        assert crew[0].finish("other", PATIENCE) == SUCCESS
+
+
+def test_each_collective_connects_with_its_neighbours_at_its_first_use(library, tmp_path):
+    with rawnccl.crew(library, tmp_path, 3, LAZY_CONNECT=1) as crew:
+        assert crew.each("begin", "AllReduce", ONE, 4, dtype="float32") == [SUCCESS] * 3
+        assert all(crew.each("ready", PATIENCE))
+        for rank in (0, 1):
+            crew[rank].start("call", "begin", "Broadcast", ONE, 4, dtype="float32")
+        assert crew[0].finish("call", MOMENT) is None
+        assert begin(crew[2], "Broadcast") == SUCCESS
+        assert [crew[rank].finish("call", PATIENCE) for rank in (0, 1)] == [SUCCESS] * 2
+        assert all(crew.each("ready", PATIENCE))
+
+
+def test_an_abort_ends_the_wait_for_a_peer_that_does_not_come(library, tmp_path):
+    with rawnccl.crew(library, tmp_path, 2, LAZY_CONNECT=1) as crew:
+        crew[0].start("call", "begin", "Recv", ONE, 4, dtype="float32", root=1)
+        assert crew[0].finish("call", MOMENT) is None
+        crew[1].kill()
+        assert crew[0].finish("call", MOMENT) is None, "that the peer has died is not learnt"
+        assert crew[0].error() == SUCCESS
+        assert crew[0].call("Abort")[0] == SUCCESS
+        assert crew[0].finish("call", PATIENCE) == INTERNAL
+        assert crew[0].count("comms") == crew[0].count("group_depth") == 0

@@ -55,7 +55,7 @@ def lose(launch, backend, cases, how, env=None, allow_refused=False, connecting=
                 "stores": 0,
                 **more,
             }
-            with launch("worlds_faults:victim", 1, config=config, timeout=200) as lost:
+            with launch("worlds_faults:victim", 1, config=config, env=env, timeout=200) as lost:
                 lost.wait("ready")
                 ranks.wait("ready", count=number + 1)
                 at = how(lost)
@@ -125,6 +125,28 @@ def test_a_member_is_killed_in_what_torch_waits_for_outside_of_the_worlds_block(
 def test_a_member_is_stopped(launch, backend):
     cases = [("method", "all_reduce"), ("bare", "recv"), ("aio", "all_reduce")]
     took = lose(launch, backend, cases, stop, hang_timeout=HANG)
+    assert min(took) > 1000 * HANG / 2
+
+
+COLD = {"M8D_BED_LAZY_CONNECT": "1"}
+
+
+@pytest.mark.backend("nccl")
+def test_a_member_is_killed_before_nccl_has_connected_with_it(launch):
+    # The callers wait inside torch's call then, not for what it has queued. Not with nccl2: it holds its lock there that
+    # its abort takes (docs/shim.md).
+    cases = [
+        *((way, "recv") for way in EVERY_WAY),
+        ("method", "send"),
+        ("method", "broadcast"),
+        ("bare", "batch"),
+    ]
+    lose(launch, "nccl", cases, kill, env=COLD)
+
+
+@pytest.mark.backend("nccl")
+def test_a_member_is_stopped_before_nccl_has_connected_with_it(launch):
+    took = lose(launch, "nccl", [("bare", "recv"), ("method", "broadcast")], stop, env=COLD, hang_timeout=HANG)
     assert min(took) > 1000 * HANG / 2
 
 

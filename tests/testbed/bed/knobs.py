@@ -58,6 +58,7 @@ _TABLE = (
     Knob("LAUNCH_HANG_MS", "a call that launches takes that long afterwards, or until this is changed"),
     Knob("NO_DETECT", "the death of a peer is not noticed"),
     Knob("DETECT_DELAY_MS", "the death of a peer is noticed that much later"),
+    Knob("LAZY_CONNECT", "an operation's call waits until the peers that it needs have called theirs"),
     Knob("NO_THREADS", "the process can start no thread"),
     Knob("NCCL_RULES", "whose rules of a communicator's lifetime, as 22105; the header's if not set"),
     Knob("COMM", "faults only in the communicators of this id (hexadecimal)", text=True),

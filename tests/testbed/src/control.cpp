@@ -50,6 +50,7 @@ const KnobRule KNOBS[] = {
     {"NONBLOCKING_MS", "", ""},
     {"NO_DETECT", "", ""},
     {"NO_THREADS", "", ""},
+    {"LAZY_CONNECT", "", ""},
     {"REMOTE_RESULT", "", "6"},
     {"TRACE", "", ""},
     {"WARN", "", "1"},

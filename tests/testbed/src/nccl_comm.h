@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "nccl_lifetime.h"
+#include "nccl_connecting.h"
 #include "nccl_meeting.h"
 #include "nccl_results.h"
 #include "nccl_sockets.h"
@@ -38,6 +39,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<Socket> peers;   // by rank
   std::vector<uint16_t> ports;  // where each rank listens: to split, or to shrink
   Socket listener;
+  Connecting connecting;
   const Bell& bell() const { return bell_; }
   // bell: what ends the wait, this communicator's or its parent's.
   Result connect(Meeting& meeting, const std::vector<Introduction>& members, Socket listener, const Bell& bell);

@@ -65,6 +65,8 @@ long destroy_hang_ms(uint64_t id) { return number(id, "DESTROY_HANG_MS"); }
 
 bool death_unseen(uint64_t id) { return number(id, "NO_DETECT") != 0; }
 
+bool lazy_connect(uint64_t id) { return number(id, "LAZY_CONNECT") != 0; }
+
 long detect_delay_ms(uint64_t id) { return number(id, "DETECT_DELAY_MS"); }
 
 int remote_result(uint64_t id) { return static_cast<int>(number(id, "REMOTE_RESULT", remote_error)); }

@@ -183,6 +183,13 @@ int end(bool by_user) {
   for (auto& job : group.jobs)
     if (job.communicator->blocking) inside.emplace_back(*job.communicator, job.use, "ncclGroupEnd");
   for (auto& batch : group.batches) inside.emplace_back(*batch.communicator, lifetime::group_end, "ncclGroupEnd");
+  // What one peer keeps waiting is launched with nothing else: not even what is for others.
+  for (auto& batch : group.batches)
+    if (result == success) result = connect(*batch.communicator, batch.operations);
+  if (result != success) {
+    drop(group, result);
+    return result;
+  }
   result = group.jobs.empty() ? success : run_all(group.jobs);
   for (auto& batch : group.batches) {
     int launched = launch(batch);
