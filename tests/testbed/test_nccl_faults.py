@@ -344,3 +344,14 @@ def test_an_abort_ends_the_wait_for_a_peer_that_does_not_come(library, tmp_path)
         assert crew[0].call("Abort")[0] == SUCCESS
         assert crew[0].finish("call", PATIENCE) == INTERNAL
         assert crew[0].count("comms") == crew[0].count("group_depth") == 0
+
+
+def test_an_abort_waits_for_graphs(pair):
+    begin(pair[0])
+    pair[0].set("GRAPHS_ALIVE", 2)
+    pair[0].start("abort", "call", "Abort")
+    assert pair[0].ready(PATIENCE), "what was pending ends"
+    for left in (1, 0):
+        assert pair[0].finish("abort", MOMENT) is None
+        pair[0].set("GRAPHS_ALIVE", left)
+    assert pair[0].finish("abort", PATIENCE)[0] == SUCCESS

@@ -53,7 +53,7 @@ def test_an_operation_that_cannot_be_enqueued_breaks_its_world_only(launch, back
         assert {each.code for each in ranks.join().values()} == {0}
 
 
-@pytest.mark.parametrize("fault", ["before", "after", "fails"])
+@pytest.mark.parametrize("fault", ["before", "after", "fails", "graphs"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_abort_that_hangs_or_fails_holds_nobody_up(launch, backend, fault):
     config = {"backend": backend, "fault": fault}

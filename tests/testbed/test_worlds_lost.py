@@ -146,7 +146,9 @@ def test_a_member_is_killed_before_nccl_has_connected_with_it(launch):
 
 @pytest.mark.backend("nccl")
 def test_a_member_is_stopped_before_nccl_has_connected_with_it(launch):
-    took = lose(launch, "nccl", [("bare", "recv"), ("method", "broadcast")], stop, env=COLD, hang_timeout=HANG)
+    took = lose(
+        launch, "nccl", [("bare", "recv"), ("method", "broadcast")], stop, env=COLD, hang_timeout=HANG
+    )
     assert min(took) > 1000 * HANG / 2
 
 

@@ -49,7 +49,8 @@ def aborts(me: Rank) -> None:
     # Until the end: whatever comes about here does so while the abort hangs.
     fault: Any = contextlib.nullcontext()
     if me.rank == 0:
-        fault = me.bed.abort_fails(3) if way == "fails" else me.bed.abort_hangs(FOR_EVER, phase=way)
+        faults = {"fails": me.bed.abort_fails(3), "graphs": me.bed.knobs(GRAPHS_ALIVE=1)}
+        fault = faults.get(way) or me.bed.abort_hangs(FOR_EVER, phase=way)
     with fault:
         if me.rank == 1:
             me.hear("lose", timeout=FOR_EVER)

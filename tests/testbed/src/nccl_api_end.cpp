@@ -9,12 +9,22 @@
 namespace bed::nccl {
 namespace {
 
+constexpr long LOOK_AGAIN_MS = 5;
+
 void hang(Communicator& communicator, bool before) {
   long ms = faults::abort_hang_ms(communicator.id, before);
   if (!ms) return;
   complain(&communicator, "ncclCommAbort hangs for %ld ms %s it ends the pending operations, as told", ms,
            before ? "before" : "after");
   faults::hang([&] { return faults::abort_hang_ms(communicator.id, before); }, [&] { communicator.overwrite(); });
+}
+
+// As graphs that hold operations of a communicator keep it (src/init.cc, commDestroySync: localPersistentRefs).
+void wait_for_graphs(Communicator& communicator) {
+  if (faults::graphs_alive(communicator.id)) complain(&communicator, "waits for CUDA graphs, as told");
+  while (long graphs = faults::graphs_alive(communicator.id))
+    faults::hang([&] { return faults::graphs_alive(communicator.id) == graphs ? LOOK_AGAIN_MS : 0; },
+                 [&] { communicator.overwrite(); });
 }
 
 ncclResult_t done(const char* call, const Shared& communicator, int result) {
@@ -58,6 +68,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   lifetime::join_job(*communicator, call);
   if (!inside.frees()) return done(call, communicator, ncclSuccess);
   communicator->wait_all_done();
+  wait_for_graphs(*communicator);
   faults::hang([&] { return faults::destroy_hang_ms(communicator->id); });
   take_back(comm, call);
   communicator->end();
@@ -77,6 +88,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   hang(*communicator, true);
   communicator->end();
   hang(*communicator, false);
+  wait_for_graphs(*communicator);
   // An abort that fails has freed nothing: its job never ran (v2.30.7-1 src/init.cc, ncclCommAbort; src/group.cc).
   int told = faults::abort_result(communicator->id);
   if (inside.frees()) {

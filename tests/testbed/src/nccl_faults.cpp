@@ -55,17 +55,19 @@ int async_error(uint64_t id) { return static_cast<int>(number(id, "ASYNC_ERROR")
 
 int abort_result(uint64_t id) { return static_cast<int>(number(id, "ABORT_RESULT")); }
 
+long graphs_alive(uint64_t id) { return number(id, "GRAPHS_ALIVE"); }
+
 bool abort_writes(uint64_t id) { return number(id, "ABORT_WRITES") != 0; }
 
 long abort_hang_ms(uint64_t id, bool before) {
   return (knob("ABORT_HANG_PHASE") != "after") == before ? number(id, "ABORT_HANG_MS") : 0;
 }
 
+bool lazy_connect(uint64_t id) { return number(id, "LAZY_CONNECT") != 0; }
+
 long destroy_hang_ms(uint64_t id) { return number(id, "DESTROY_HANG_MS"); }
 
 bool death_unseen(uint64_t id) { return number(id, "NO_DETECT") != 0; }
-
-bool lazy_connect(uint64_t id) { return number(id, "LAZY_CONNECT") != 0; }
 
 long detect_delay_ms(uint64_t id) { return number(id, "DETECT_DELAY_MS"); }
 

@@ -15,11 +15,12 @@ int init_result(uint64_t id);
 long init_hang_ms(uint64_t id);
 int async_error(uint64_t id);
 int abort_result(uint64_t id);
+long graphs_alive(uint64_t id);
 bool abort_writes(uint64_t id);
 long abort_hang_ms(uint64_t id, bool before);       // before, or after ending the pending operations
+bool lazy_connect(uint64_t id);
 long destroy_hang_ms(uint64_t id);
 bool death_unseen(uint64_t id);
-bool lazy_connect(uint64_t id);
 long detect_delay_ms(uint64_t id);
 int remote_result(uint64_t id);
 long nonblocking_ms(uint64_t id);
