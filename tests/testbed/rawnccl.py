@@ -21,7 +21,8 @@ import numpy as np
 
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
 OPS = ("sum", "prod", "max", "min", "avg")
-SUCCESS, SYSTEM, INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, REMOTE, IN_PROGRESS = 0, 2, 3, 4, 5, 6, 7
+SUCCESS, UNHANDLED_CUDA, SYSTEM, INTERNAL = 0, 1, 2, 3
+INVALID_ARGUMENT, INVALID_USAGE, REMOTE, IN_PROGRESS = 4, 5, 6, 7
 ANSWER = 60.0  # seconds
 MODELLED_SINCE = {"ncclCommShrink": 22700, "ncclCommRevoke": 23000}
 

@@ -207,6 +207,18 @@ def test_devices_and_memory(go):
     assert told[0]["seen"] == {"devices": 3, "megabytes": 512}
 
 
+@pytest.mark.parametrize(
+    ("error", "words"), [("", "device-side assert triggered"), ("700", "illegal memory access")]
+)
+def test_a_device_error_is_seen_by_every_later_call(go, error, words):
+    env = {**QUIET, "M8D_BED_DEVICE_ERROR": error} if error else QUIET
+    told, output = go("device_error", size=1, env=env)
+    for later in ("synchronize", "allocate", "copy", "again"):
+        assert not told[0][later]["ok"]
+        assert words in told[0][later]["text"]
+    assert "as told" in output
+
+
 def test_no_threads(go):
     told, _ = go("no_threads", size=1)
     assert "can't start new thread" in told[0]["refused"]["text"]

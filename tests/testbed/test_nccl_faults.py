@@ -7,7 +7,16 @@ import time
 import numpy as np
 import pytest
 import rawnccl
-from rawnccl import IN_PROGRESS, INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, REMOTE, SUCCESS, SYSTEM
+from rawnccl import (
+    IN_PROGRESS,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    INVALID_USAGE,
+    REMOTE,
+    SUCCESS,
+    SYSTEM,
+    UNHANDLED_CUDA,
+)
 
 ONE = np.ones(4, "float32")
 PATIENCE = 45.0  # seconds; each of these waits ends within milliseconds when the machine is free
@@ -344,6 +353,38 @@ def test_an_abort_ends_the_wait_for_a_peer_that_does_not_come(library, tmp_path)
         assert crew[0].call("Abort")[0] == SUCCESS
         assert crew[0].finish("call", PATIENCE) == INTERNAL
         assert crew[0].count("comms") == crew[0].count("group_depth") == 0
+
+
+# -- CUDA
+
+
+def test_an_abort_holds_the_lock_of_cuda_s_calls(library, tmp_path):
+    with rawnccl.crew(library, tmp_path, 2) as crew:
+        assert crew.connect(name="other") == [SUCCESS] * 2
+        crew[0].set("ABORT_LOCK_MS", LONG)
+        crew[0].start("abort", "call", "Abort")
+        crew[0].start("query", "ready", PATIENCE)
+        crew[0].start("launch", "begin", "AllReduce", ONE, 4, dtype="float32", name="other", stream="other")
+        assert crew[0].finish("launch", MOMENT) is None
+        assert crew[0].finish("query", 0) is crew[0].finish("abort", 0) is None
+        crew[0].set("ABORT_LOCK_MS", 0)
+        assert crew[0].finish("abort", PATIENCE)[0] == SUCCESS
+        assert crew[0].finish("launch", PATIENCE) == SUCCESS
+        assert crew[0].finish("query", PATIENCE)
+
+
+def test_a_launch_that_breaks_the_device_ends_all_use_of_it(pair):
+    pair[0].set("DEVICE_ERROR_FROM", 2)
+    for got in pair.each("run", "AllReduce", ONE, 4, dtype="float32"):
+        assert got.tolist() == [2] * 4
+    assert pair.each("begin", "AllReduce", ONE, 4, dtype="float32") == [SUCCESS] * 2, "it is found later"
+    assert not pair[0].ready(MOMENT)
+    assert begin(pair[0]) == UNHANDLED_CUDA
+    assert pair.each("error") == [SUCCESS] * 2
+    assert not pair[1].ready(MOMENT), "the peer waits"
+    assert pair[0].call("Destroy")[0] == UNHANDLED_CUDA
+    assert pair[0].count("comms") == 0
+    assert pair[1].call("Abort")[0] == SUCCESS
 
 
 def test_an_abort_waits_for_graphs(pair):

@@ -39,6 +39,7 @@ class Knob:
 _TABLE = (
     Knob("ABORT_HANG_MS", "ncclCommAbort takes that long, or until this is changed"),
     Knob("ABORT_HANG_PHASE", "whether it hangs before or after it ends what is pending", ("before", "after")),
+    Knob("ABORT_LOCK_MS", "ncclCommAbort holds the lock of CUDA calls that long, or until this is changed"),
     Knob("ABORT_RESULT", "the ncclResult_t that ncclCommAbort returns"),
     Knob(
         "ABORT_WRITES",
@@ -65,6 +66,11 @@ _TABLE = (
     Knob("COMM", "faults only in the communicators of this id (hexadecimal)", text=True),
     Knob("NONBLOCKING_MS", "a non-blocking communicator stays in progress that long"),
     Knob("DEVICES", "how many devices there are"),
+    Knob("DEVICE_ERROR", "the cudaError_t that a launch ends with (710, cudaErrorAssert, if not set)"),
+    Knob(
+        "DEVICE_ERROR_FROM",
+        "the launch that makes the device useless, counted from the setting: 1 is the next",
+    ),
     Knob("MEM_MB", "how much memory a device has"),
     Knob("KERNELS", "what becomes of a kernel that is not modelled", ("error", "ignore")),
     Knob("WARN", "the double's warnings"),

@@ -199,6 +199,17 @@ def machine(me: Rank) -> None:
     me.event("seen", devices=torch.cuda.device_count(), megabytes=total >> 20)
 
 
+def device_error(me: Rank) -> None:
+    """A kernel that ends with an error: all that use the device later get it."""
+    tensor = torch.ones(4).to(me.device)
+    with me.bed.knobs(DEVICE_ERROR_FROM=1):
+        me.attempt("launch", lambda: tensor.fill_(3) and None)
+    me.attempt("synchronize", torch.cuda.synchronize)
+    me.attempt("allocate", lambda: torch.empty(1 << 26, device=me.device) and None)
+    me.attempt("copy", tensor.tolist)
+    me.attempt("again", torch.cuda.synchronize)
+
+
 def no_threads(me: Rank) -> None:
     """Python can start no thread; the double can, for a stream."""
     torch.cuda.set_device(me.device)

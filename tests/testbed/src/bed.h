@@ -56,6 +56,20 @@ bool enqueue(cudaStream_t stream, std::function<void()> work, bool may_inline);
 bool capturing(cudaStream_t stream);  // never: the bed refuses to capture
 int current_device();
 
+// ---- The CUDA context of this process, of all devices.
+
+// What a call does that uses the device: it waits while another thread holds the context, and gets the error that has
+// made it useless (cudaSuccess: none has).
+cudaError_t use_context();
+cudaError_t context_error();  // without waiting
+struct ContextHeld {
+  ContextHeld();
+  ~ContextHeld();
+};
+// Whether this launch, which it counts, is to end with a device error: its work is then break_context().
+bool launch_breaks_context();
+void break_context();
+
 // Allocates like cudaMalloc/cudaFree (ncclMemAlloc).
 cudaError_t device_allocate(void** pointer, size_t bytes);
 cudaError_t device_release(void* pointer);

@@ -28,6 +28,7 @@ struct KnobRule {
 const KnobRule KNOBS[] = {
     {"ABORT_HANG_MS", "", ""},
     {"ABORT_HANG_PHASE", "|before|after|", "before"},
+    {"ABORT_LOCK_MS", "", ""},
     {"ABORT_RESULT", "", ""},
     {"ABORT_WRITES", "", ""},
     {"AFTER_END", "|nccl|die|say|", "nccl"},
@@ -36,6 +37,8 @@ const KnobRule KNOBS[] = {
     {"DESTROY_HANG_MS", "", ""},
     {"DETECT_DELAY_MS", "", ""},
     {"DEVICES", "", "8"},
+    {"DEVICE_ERROR", "", "710"},
+    {"DEVICE_ERROR_FROM", "", ""},
     {"ENQUEUE_FAIL_FROM", "", ""},
     {"ENQUEUE_FAIL_KIND", "|Send|Recv|AllReduce|Broadcast|AllGather|Reduce|ReduceScatter|AlltoAll|Gather|Scatter|", ""},
     {"ENQUEUE_RESULT", "", ""},

@@ -56,7 +56,8 @@ bool Ticket::finished() const {
 
 void Ticket::wait() const {
   std::unique_lock<std::mutex> hold(mutex_);
-  changed_.wait(hold, [this] { return done_; });
+  while (!changed_.wait_for(hold, LOOK, [this] { return done_ || context_error() != cudaSuccess; })) {
+  }
 }
 
 Ticket::Clock::time_point Ticket::when() const {
@@ -71,7 +72,7 @@ using namespace bed;
 extern "C" {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto& r = registry();
   std::lock_guard<std::mutex> hold(r.mutex);
   auto number = r.next += 16;
@@ -83,7 +84,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
 cudaError_t cudaEventCreate(cudaEvent_t* handle) { return cudaEventCreateWithFlags(handle, 0); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto& r = registry();
   std::lock_guard<std::mutex> hold(r.mutex);
   // What waits for it holds the ticket: destroying a pending event is fine.
@@ -91,7 +92,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto event = event_of(handle);
   auto stream = stream_of(stream_handle);
   if (!event || !stream) return fail(cudaErrorInvalidResourceHandle);
@@ -109,7 +110,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, un
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto event = event_of(handle);
   if (!event) return fail(cudaErrorInvalidResourceHandle);
   auto ticket = last_of(*event);
@@ -117,15 +118,15 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto event = event_of(handle);
   if (!event) return fail(cudaErrorInvalidResourceHandle);
   if (auto ticket = last_of(*event)) ticket->wait();
-  return cudaSuccess;
+  return fail(context_error());
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto first = event_of(from), second = event_of(to);
   if (!first || !second) return fail(cudaErrorInvalidResourceHandle);
   auto begin = last_of(*first), end = last_of(*second);
@@ -136,7 +137,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEven
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t handle, unsigned) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto event = event_of(handle);
   auto stream = stream_of(stream_handle);
   if (!event || !stream) return fail(cudaErrorInvalidResourceHandle);

@@ -51,14 +51,14 @@ std::string name_of(const void* function) {
 }
 
 cudaError_t launch(const void* function, dim3 grid, void** arguments, cudaStream_t handle) {
-  if (!usable()) return fail(cudaErrorInitializationError);
+  M8D_USE_DEVICE();
   auto stream = stream_of(handle);
   if (!stream) return fail(cudaErrorInvalidResourceHandle);
   std::string name = name_of(function);
   if (auto work = modelled(name, grid, arguments)) {
     trace("kernel %s", name.c_str());
     count("kernels_filled");
-    stream->push(std::move(work), true);
+    stream->push(launch_breaks_context() ? break_context : std::move(work), true);
     return cudaSuccess;
   }
   say("KERNEL %s", name.c_str());

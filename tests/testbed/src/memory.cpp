@@ -101,7 +101,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle) 
   }
   stream->push([=] { memmove(to, from, bytes); }, true);
   if (from_pageable || to_pageable) stream->wait();
-  return cudaSuccess;
+  return fail(context_error());
 }
 
 cudaError_t set(void* to, int value, size_t bytes, cudaStream_t handle) {
@@ -161,32 +161,32 @@ using namespace bed;
 extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return allocate(pointer, bytes, Place::device);
 }
 
 cudaError_t cudaFree(void* pointer) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return release(pointer, Place::device);
 }
 
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return allocate(pointer, bytes, Place::host);
 }
 
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return allocate(pointer, bytes, Place::host);
 }
 
 cudaError_t cudaFreeHost(void* pointer) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return release(pointer, Place::host);
 }
 
 cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   if (!pointer || !bytes) return fail(cudaErrorInvalidValue);
   std::lock_guard<std::mutex> hold(registry().mutex);
   if (find(pointer) != registry().blocks.end()) return fail(cudaErrorHostMemoryAlreadyRegistered);
@@ -195,7 +195,7 @@ cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
 }
 
 cudaError_t cudaHostUnregister(void* pointer) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   std::lock_guard<std::mutex> hold(registry().mutex);
   auto it = registry().blocks.find(static_cast<char*>(pointer));
   if (it == registry().blocks.end() || it->second.ours) return fail(cudaErrorHostMemoryNotRegistered);
@@ -204,14 +204,14 @@ cudaError_t cudaHostUnregister(void* pointer) {
 }
 
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   if (place_of(host) != Place::host) return fail(cudaErrorInvalidValue);
   *device = host;
   return cudaSuccess;
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   memset(attributes, 0, sizeof *attributes);
   attributes->type = cudaMemoryTypeUnregistered;
   attributes->device = -1;
@@ -227,23 +227,23 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   memory_info(current_device(), free, total);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return copy(to, from, bytes, stream);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return copy(to, from, bytes, stream);
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto error = copy(to, from, bytes, nullptr);
   if (error == cudaSuccess) stream_of(nullptr)->wait();
   return error;
@@ -251,7 +251,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind, cudaStream_t handle) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto stream = stream_of(handle);
   if (!stream) return fail(cudaErrorInvalidResourceHandle);
   auto copy_rows = [=] {
@@ -264,12 +264,12 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return set(to, value, bytes, stream);
 }
 
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return set(to, value, bytes, nullptr);
 }
 }

@@ -27,9 +27,19 @@ void wait_for_graphs(Communicator& communicator) {
                  [&] { communicator.overwrite(); });
 }
 
+// As memory that is freed under the lock that all calls of CUDA take.
+void lock_context(const Communicator& communicator) {
+  if (!faults::abort_lock_ms(communicator.id)) return;
+  ContextHeld held;
+  faults::hang([&] { return faults::abort_lock_ms(communicator.id); });
+}
+
 ncclResult_t done(const char* call, const Shared& communicator, int result) {
   return static_cast<ncclResult_t>(traced(call, communicator.get(), result));
 }
+
+// Freeing memory and streams fails where the device is of no more use.
+int result_of(int told) { return told == success && context_error() != cudaSuccess ? unhandled_cuda : told; }
 
 }  // namespace
 }  // namespace bed::nccl
@@ -49,6 +59,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     complain(communicator.get(), "ncclCommFinalize: revoked, or finalized already");
     return done(call, communicator, ncclInvalidArgument);
   }
+  if (bed::context_error() != cudaSuccess) return done(call, communicator, ncclUnhandledCudaError);
   if (communicator->blocking) {
     communicator->wait_all_done();
   } else {
@@ -67,13 +78,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   lifetime::Inside inside(*communicator, lifetime::destroy, call);
   lifetime::join_job(*communicator, call);
   if (!inside.frees()) return done(call, communicator, ncclSuccess);
+  if (bed::context_error() != cudaSuccess) communicator->end();  // nothing of it runs any more
   communicator->wait_all_done();
   wait_for_graphs(*communicator);
   faults::hang([&] { return faults::destroy_hang_ms(communicator->id); });
   take_back(comm, call);
   communicator->end();
   communicator->release();
-  return done(call, communicator, ncclSuccess);
+  return done(call, communicator, result_of(success));
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
@@ -89,6 +101,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   communicator->end();
   hang(*communicator, false);
   wait_for_graphs(*communicator);
+  lock_context(*communicator);
   // An abort that fails has freed nothing: its job never ran (v2.30.7-1 src/init.cc, ncclCommAbort; src/group.cc).
   int told = faults::abort_result(communicator->id);
   if (inside.frees()) {
@@ -96,7 +109,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     communicator->release();
   }
   communicator->overwrite();  // for the last time
-  return done(call, communicator, told);
+  return done(call, communicator, result_of(told));
 }
 
 #ifdef NCCL_REVOKE_DEFAULT

@@ -46,6 +46,7 @@ struct New {
 // As in NCCL the handle is there before the work is done, so that another thread can abort it.
 int init(ncclComm_t* out, const New& wanted, const char* call) {
   if (!usable()) return system_error;
+  if (use_context() != cudaSuccess) return unhandled_cuda;
   if (!out) return invalid_argument;
   *out = nullptr;
   if (wanted.rank < 0 || wanted.rank >= wanted.size || memcmp(wanted.invitation.magic, Invitation().magic, 8)) {

@@ -55,6 +55,8 @@ int async_error(uint64_t id) { return static_cast<int>(number(id, "ASYNC_ERROR")
 
 int abort_result(uint64_t id) { return static_cast<int>(number(id, "ABORT_RESULT")); }
 
+long abort_lock_ms(uint64_t id) { return number(id, "ABORT_LOCK_MS"); }
+
 long graphs_alive(uint64_t id) { return number(id, "GRAPHS_ALIVE"); }
 
 bool abort_writes(uint64_t id) { return number(id, "ABORT_WRITES") != 0; }

@@ -15,6 +15,7 @@ int init_result(uint64_t id);
 long init_hang_ms(uint64_t id);
 int async_error(uint64_t id);
 int abort_result(uint64_t id);
+long abort_lock_ms(uint64_t id);
 long graphs_alive(uint64_t id);
 bool abort_writes(uint64_t id);
 long abort_hang_ms(uint64_t id, bool before);       // before, or after ending the pending operations

@@ -121,7 +121,9 @@ bool meets_a_peer(const Shared& communicator, const std::vector<Operation>& oper
 
 int launch(const Batch& batch) {
   const Shared& communicator = batch.communicator;
+  if (use_context() != cudaSuccess) return unhandled_cuda;
   count("launches");
+  bool breaks = launch_breaks_context();
   bool hangs = faults::launch_hangs(communicator->id);
   auto work = [communicator, hangs, operations = batch.operations]() -> Outcome {
     if (!hangs) return run(*communicator, operations);
@@ -129,7 +131,8 @@ int launch(const Batch& batch) {
     return {Outcome::ended, -1, ""};  // perform waits until it is true
   };
   uint64_t turn = communicator->issue();
-  auto kernel = [communicator, turn, work, writes = scribble(communicator->id, batch.operations)] {
+  auto kernel = [communicator, turn, work, breaks, writes = scribble(communicator->id, batch.operations)] {
+    if (breaks) return break_context();
     communicator->perform(turn, work, writes);
   };
   if (!enqueue(batch.stream, kernel, false)) {

@@ -22,6 +22,16 @@ cudaError_t fail(cudaError_t error);
     bed::trace("%s", __func__);                                           \
   } while (0)
 
+// The same of a call that uses the device.
+#define M8D_USE_DEVICE()                                                                \
+  do {                                                                                  \
+    M8D_ENTER();                                                                        \
+    if (auto broken = bed::use_context(); broken != cudaSuccess) return bed::fail(broken); \
+  } while (0)
+
+// How often a wait looks whether the context has become useless: what it waits for does not come then.
+constexpr std::chrono::milliseconds LOOK{20};
+
 constexpr int COMPUTE_MAJOR = 9, COMPUTE_MINOR = 0;  // every target's wheel has kernels for it
 int device_count();
 void set_current_device(int device);

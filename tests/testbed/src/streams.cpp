@@ -44,6 +44,7 @@ __attribute__((constructor)) void register_counters() {
 void Stream::push(std::function<void()> work, bool may_inline) {
   std::unique_lock<std::mutex> hold(mutex_);
   pushed_++;
+  if (context_error() != cudaSuccess) return;
   if (may_inline && queue_.empty() && !busy_) {
     busy_ = true;
     hold.unlock();
@@ -73,6 +74,7 @@ void Stream::run() {
   // A caller that runs a piece of work itself (busy_) may be followed by others in the queue: then no leaving.
   while (changed_.wait_for(hold, LINGER, work_is_due) || !queue_.empty()) {
     if (!work_is_due()) continue;
+    if (context_error() != cudaSuccess) break;  // nothing runs any more, and the stream is never idle
     auto work = std::move(queue_.front());
     queue_.pop_front();
     busy_ = true;
@@ -95,7 +97,9 @@ bool Stream::idle() const {
 
 void Stream::wait() const {
   std::unique_lock<std::mutex> hold(mutex_);
-  changed_.wait(hold, [this, until = pushed_] { return finished_ >= until; });
+  auto over = [this, until = pushed_] { return finished_ >= until || context_error() != cudaSuccess; };
+  while (!changed_.wait_for(hold, LOOK, over)) {
+  }
 }
 
 std::shared_ptr<Stream> stream_of(cudaStream_t handle) {
@@ -139,7 +143,7 @@ using namespace bed;
 extern "C" {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned flags, int priority) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto& r = registry();
   std::lock_guard<std::mutex> hold(r.mutex);
   auto number = r.next += 16;
@@ -155,7 +159,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
 cudaError_t cudaStreamCreate(cudaStream_t* handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
 
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto& r = registry();
   std::lock_guard<std::mutex> hold(r.mutex);
   auto it = r.streams.find(reinterpret_cast<uintptr_t>(handle));
@@ -170,18 +174,18 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto stream = stream_of(handle);
   if (!stream) return fail(cudaErrorInvalidResourceHandle);
   return stream->idle() ? cudaSuccess : fail(cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   auto stream = stream_of(handle);
   if (!stream) return fail(cudaErrorInvalidResourceHandle);
   stream->wait();
-  return cudaSuccess;
+  return fail(context_error());
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
@@ -219,18 +223,18 @@ cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
 #endif
 
 cudaError_t cudaDeviceSynchronize() {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   wait_for_device(current_device());
-  return cudaSuccess;
+  return fail(context_error());
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   return enqueue(handle, [=] { function(data); }, false) ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t function, void* data, unsigned) {
-  M8D_ENTER();
+  M8D_USE_DEVICE();
   bool known = enqueue(handle, [=] { function(handle, cudaSuccess, data); }, false);
   return known ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
 }
