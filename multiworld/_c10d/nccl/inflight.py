@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from multiworld._c10d.nccl.loaded import queries_beside_captures
+from multiworld._c10d.nccl.loaded import queries_beside_captures, wait_for_cuda
 from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
@@ -83,6 +83,9 @@ HUNG_PAUSE = 1.0
 _hanging: list[Callable[[], bool]] = []
 """What tells whether an abort goes on that torch gave up; with it the backend is kept, whose destructor would
 let go of what NCCL writes."""
+
+_aborts: list[Callable[[], Any]] = []
+"""The aborts that this process is in, of any world."""
 
 _blocks: contextvars.ContextVar[tuple[tuple[Traffic, bool], ...]] = contextvars.ContextVar("m8d_nccl_blocks")
 """The blocks that this thread or asyncio task is in, innermost last, and whether it was told in each that its
@@ -256,6 +259,7 @@ class Traffic:
 
     def connected(self, canary: Canary) -> None:
         """Take the canary of a group that was made."""
+        wait_for_cuda(self.device)  # its event is made while CUDA works
         self._living()
         with self._lock:
             self._canaries.append(canary)
@@ -276,7 +280,11 @@ class Traffic:
         """Block until `done`, which must be quick, says so while the world is not over; see `finish`."""
         limit = self.timeout + TIMEOUT_GRACE if timeout is None else timeout
         began = time.monotonic()
+        waited = 0.0
         while True:
+            # Of a torch that aborts by itself it is not known when.
+            if waited >= SPIN or _aborts or _hanging:
+                wait_for_cuda(self.device)
             with self.call():
                 if done():
                     return
@@ -379,11 +387,13 @@ class Traffic:
         if self._spare():
             self._quiet.wait(QUIET)  # it is being closed
         hung = []
+        _aborts.append(end)
         # A backend that fails to abort is unusable, and its world is over.
         with contextlib.suppress(Exception):
             goes_on = end()
             if goes_on is not None and goes_on():
                 hung.append(goes_on)
+        _aborts.remove(end)
         with self._lock:
             self._hung += hung
             _hanging.extend(hung)

@@ -8,13 +8,21 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["group_end", "queries_beside_captures"]
+__all__ = ["group_end", "queries_beside_captures", "wait_for_cuda"]
 
 _THREAD_LOCAL = 1
 """cudaStreamCaptureModeThreadLocal."""
+
+_NO_TIMING = 2
+"""cudaEventDisableTiming."""
+
+_events: dict[torch.device, ctypes.c_void_p] = {}
+"""An event of each GPU, which is only asked for."""
 
 
 @functools.cache
@@ -48,3 +56,35 @@ def queries_beside_captures() -> Iterator[None]:
         yield
     finally:
         exchange(ctypes.byref(mode))
+
+
+@functools.cache
+def _cuda() -> Any:
+    with contextlib.suppress(OSError, AttributeError):
+        cuda = ctypes.CDLL(None)
+        cuda.cudaGetErrorString.restype = ctypes.c_char_p
+        return cuda
+    return None
+
+
+def wait_for_cuda(device: torch.device) -> str | None:
+    """Wait, without the GIL, as long as CUDA makes its callers wait, which an abort of NCCL does.
+
+    Torch asks CUDA for an event with the GIL held: without this all threads of Python would wait with it.
+
+    Returns:
+        The error that has made the GPU useless to this process; None: it works, or CUDA cannot be asked.
+    """
+    cuda = _cuda()
+    if cuda is None:
+        return None
+    event = _events.get(device)
+    if event is not None:
+        result = cuda.cudaEventQuery(event)  # it was never recorded: it has come
+    else:
+        event = ctypes.c_void_p()
+        with torch.cuda.device(device):
+            result = cuda.cudaEventCreateWithFlags(ctypes.byref(event), _NO_TIMING)
+        if result == 0:
+            _events[device] = event
+    return cuda.cudaGetErrorString(result).decode() if result else None

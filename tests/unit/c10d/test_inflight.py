@@ -511,6 +511,47 @@ def test_a_wait_asks_in_the_mode_that_leaves_other_threads_captures_alone(monkey
     traffic().until(lambda: True, None)
 
 
+def test_cuda_is_waited_for_without_the_gil_before_torch_asks_it_with_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(inflight, "wait_for_cuda", asked.append)
+    here = traffic()
+    here.until(lambda: True, None)
+    assert not asked, "what ends soon while nothing is aborted"
+    with monkeypatch.context() as aborting:
+        aborting.setattr(inflight, "_aborts", [None])
+        here.until(lambda: True, None)
+    assert asked == [here.device]
+    here.until(lambda: len(asked) > 1, None)
+    ending = threading.Event()
+    here.abort([lambda: asked.append(list(inflight._aborts)) or ending.set()])
+    assert ending.wait(30)
+    assert here.ended(time.monotonic() + 30)
+    assert len(asked[-1]) == 1
+    assert not inflight._aborts
+
+
+def test_cuda_tells_that_it_is_of_no_more_use(monkeypatch):
+    results, asked = [0, 0, 710], []
+
+    def answer(call):
+        asked.append(call)
+        return results.pop(0)
+
+    cuda = types.SimpleNamespace(
+        cudaGetErrorString=lambda result: {710: b"device-side assert triggered"}[result],
+        cudaEventCreateWithFlags=lambda *_: answer("create"),
+        cudaEventQuery=lambda _event: answer("query"),
+    )
+    monkeypatch.setattr(loaded, "_cuda", lambda: cuda)
+    monkeypatch.setattr(loaded, "_events", {})
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    device = torch.device("cuda", 0)
+    assert [loaded.wait_for_cuda(device) for _ in range(3)] == [None, None, "device-side assert triggered"]
+    assert asked == ["create", "query", "query"]
+    monkeypatch.setattr(loaded, "_cuda", lambda: None)
+    assert loaded.wait_for_cuda(device) is None
+
+
 def test_operations_are_run_one_by_one_and_the_last_ones_work_is_everybodys():
     calls = []
     last = nccl.one_by_one(
