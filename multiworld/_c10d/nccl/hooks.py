@@ -106,6 +106,7 @@ class _Owner:
     def raise_(self, error: Exception) -> NoReturn:
         """Raise `error`, translated for the world."""
         translate = self.state.translate
+        error = self.traffic.of_device(error)
         try:
             if translate is None or not self.traffic.ready:
                 raise error  # the join explains it
@@ -539,6 +540,7 @@ def _settle(state: WorldState | None) -> None:
 def _raise_when_still(state: WorldState, traffic: Traffic, error: Exception, work: Any = None) -> NoReturn:
     """Raise `error` (of `work`, if given), translated for the world, when its operations write no more."""
     instead = None
+    error = traffic.of_device(error)
     try:
         if state.translate is not None and traffic.ready:  # before, the join explains it
             instead = state.translate(state, error)

@@ -56,6 +56,9 @@ plain_wait: Callable[[Work], bool] = getattr(vars(_Work)["wait"], "__func__", va
 ABORTED = "multiworld: the groups of this world were aborted"
 """Error text of an operation of a world that is over; known to `multiworld._c10d.fault_classification`."""
 
+_LOST = "NCCL operation failed: CUDA error: {}"
+"""Error text where CUDA is of no more use to this process; known there as well."""
+
 _RESULTS = {1: "it timed out", 2: "its communicator failed"}
 
 SPIN = 0.0002
@@ -257,6 +260,12 @@ class Traffic:
                 if (failed := canary.error_of()) is not None:
                     raise DistBackendError(failed)
 
+    def of_device(self, error: Exception) -> Exception:
+        """Return `error`, which torch raised; where the GPU is of no more use, an error of NCCL's."""
+        with queries_beside_captures():
+            lost = wait_for_cuda(self.device)
+        return error if lost is None else DistBackendError(_LOST.format(lost))
+
     def connected(self, canary: Canary) -> None:
         """Take the canary of a group that was made."""
         wait_for_cuda(self.device)  # its event is made while CUDA works
@@ -283,8 +292,9 @@ class Traffic:
         waited = 0.0
         while True:
             # Of a torch that aborts by itself it is not known when.
-            if waited >= SPIN or _aborts or _hanging:
-                wait_for_cuda(self.device)
+            lost = wait_for_cuda(self.device) if waited >= SPIN or _aborts or _hanging else None
+            if lost is not None:
+                raise DistBackendError(_LOST.format(lost))
             with self.call():
                 if done():
                     return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from programs.worldkit import broken, full, joined, until
+from programs.worldkit import broken, full, joined, meet, same, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,3 +93,31 @@ def locked(me: Rank) -> None:
         each.join(60)
     for world, device in beside:
         _sum(world, -9, device)
+
+
+def sticky(me: Rank) -> None:
+    """A launch of rank 1 makes its device useless: its world breaks, worlds on gloo and messages go on, the program ends."""
+    world, other = joined(me), joined(me, "other")
+    beside = joined(me, "beside", backend="gloo")
+    for each in (world, other):
+        each.all_reduce(full(1, me.device))
+    meet(me, "joined")
+    tensor = full(1, me.device)
+    if me.rank:
+        me.bed.set("DEVICE_ERROR_FROM", 1)
+    for name, each in (("broken", world), ("later", other)):
+        with broken(me, name):
+            try:
+                each.all_reduce(tensor)
+            except Exception as exc:
+                me.event("told", text=f"{exc}\n{exc.__cause__}")
+                raise
+    t, came = full(me.rank + 1, "cpu"), full(0, "cpu")
+    beside.all_reduce(t)
+    beside.send(t + me.rank, 1 - me.rank)
+    beside.recv(came, 1 - me.rank)
+    me.event("beside", right=same(t, 3) and same(came, 4 - me.rank))
+    meet(me, "done")
+    me.attempt("closed", lambda: [each.close(20) for each in (world, other, beside)])
+    me.event("ends")
+    sys.exit(me.config["code"])

@@ -530,6 +530,20 @@ def test_cuda_is_waited_for_without_the_gil_before_torch_asks_it_with_it(monkeyp
     assert not inflight._aborts
 
 
+def test_a_gpu_that_is_of_no_more_use_is_told_as_a_fault(monkeypatch):
+    monkeypatch.setattr(inflight, "wait_for_cuda", lambda _device: "device-side assert triggered")
+    here = traffic()
+    with pytest.raises(Error, match="CUDA error: device-side assert triggered") as told:
+        here.until(lambda: False, None)
+    assert fault_classification.classify(told.value) is not None
+    said = here.of_device(RuntimeError("cuEventQuery"))
+    assert str(said) == "NCCL operation failed: CUDA error: device-side assert triggered"
+    assert fault_classification.classify(said) is not None
+    monkeypatch.setattr(inflight, "wait_for_cuda", lambda _device: None)
+    error = RuntimeError("invalid argument")
+    assert here.of_device(error) is error
+
+
 def test_cuda_tells_that_it_is_of_no_more_use(monkeypatch):
     results, asked = [0, 0, 710], []
 
