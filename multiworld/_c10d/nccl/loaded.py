@@ -21,6 +21,10 @@ _THREAD_LOCAL = 1
 _NO_TIMING = 2
 """cudaEventDisableTiming."""
 
+_LOST = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720, 721})
+"""Errors of CUDA (cudaError_t) after which each call of the process fails until it ends; not those of a
+capture, of a forked child, or of the program's end."""
+
 _events: dict[torch.device, ctypes.c_void_p] = {}
 """An event of each GPU, which is only asked for."""
 
@@ -87,4 +91,4 @@ def wait_for_cuda(device: torch.device) -> str | None:
             result = cuda.cudaEventCreateWithFlags(ctypes.byref(event), _NO_TIMING)
         if result == 0:
             _events[device] = event
-    return cuda.cudaGetErrorString(result).decode() if result else None
+    return cuda.cudaGetErrorString(result).decode() if result in _LOST else None
