@@ -1,4 +1,4 @@
-"""What the examples share: arguments, what they say, joining and leaving, quiet endings."""
+"""Functions that the examples share: arguments, output, joining and leaving, quiet endings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo shows: a live table above a timeline (rich, on a terminal), or the timeline as plain lines."""
+"""Screen of the demo: a live table above a timeline (rich, on a terminal), or the timeline as plain lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What multiworld does, on one page: `nox -s demo`, or `python examples/demo.py` (live with rich installed).
+"""Demo of multiworld, on one page: `nox -s demo`, or `python examples/demo.py` (live with rich installed).
 
 A hub is in four worlds, with one worker in each, and exchanges messages in all of them. One worker is killed, one is
 stopped; their worlds break, the others go on; both come back. Ends with 0 only if all of that went as it should.

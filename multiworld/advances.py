@@ -1,4 +1,4 @@
-"""What a world needs for its advances: the interface of `multiworld._join.advancing`."""
+"""Interface of `multiworld._join.advancing`, for a world's advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs of worlds whose members come and go are written with: see docs/elastic-training.md.
+"""Functions for programs of worlds whose members come and go: see docs/elastic-training.md.
 
 Importing it loads torch.
 """

@@ -1,4 +1,4 @@
-"""How the worlds of this process stand, as data for JSON: what a launcher is told, and what the page shows.
+"""Status of this process's worlds as data for JSON: for the launcher, and for the page.
 
 Times are ``time.time()`` seconds: they are compared between processes.
 """

@@ -1,4 +1,4 @@
-"""What an asynchronous operation of a world returns."""
+"""Work: the result of an asynchronous operation of a world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log of operations costs in `World.send` and `World.recv`: the same calls without it.
+"""Unlogged operations: `World.send` and `World.recv` without the log of operations, to tell what it costs.
 
 Between two processes it is lost in the noise of a message, twenty times as long: the calls are timed without
 their lane, and set beside a message of the same round.

@@ -1,4 +1,4 @@
-"""Which process shares which world with which, in each of the paper's ways. Pure."""
+"""Layout of worlds: which process shares which one with which, in each of the paper's ways. Pure."""
 
 from __future__ import annotations
 

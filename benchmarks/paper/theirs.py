@@ -1,4 +1,4 @@
-"""What pymultiworld's authors measured themselves, and published in their repository.
+"""Figures that pymultiworld's authors measured themselves, and published in their repository.
 
 Seconds for 100,000 messages of float32 from one sender to one leader, over torch as it is ("single") and in a
 world ("multi"), on gloo and NCCL, within a host and between two. From github.com/cisco-open/pymultiworld,

@@ -1,4 +1,4 @@
-"""What the simulation takes for granted: the network, and what the real code costs."""
+"""Assumptions of the simulation: the network, and what the real code costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the real code costs on this machine: ``python -m benchmarks.scale.calibrate`` prints the constants.
+"""Costs of the real code on this machine: ``python -m benchmarks.scale.calibrate`` prints the constants.
 
 They stand in `benchmarks.scale.assumptions`, so that a simulation is the same everywhere; here they are
 measured again. The processor's time is taken, and the best of several tries.

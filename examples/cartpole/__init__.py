@@ -1,1 +1,1 @@
-"""What `rl_weights.py` is made of: a policy for CartPole, its trainer, the engines that play, and their deaths."""
+"""Parts of `rl_weights.py`: a policy for CartPole, its trainer, the engines that play, and their deaths."""

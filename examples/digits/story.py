@@ -1,4 +1,4 @@
-"""What happens to the members of an example that trains, and how its losses compare with an undisturbed run's."""
+"""Story of an example that trains: its members, and its losses beside an undisturbed run's."""
 
 from __future__ import annotations
 

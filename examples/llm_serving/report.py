@@ -1,4 +1,4 @@
-"""What a load measured, as a table and as a picture."""
+"""Report of a measured load, as a table and as a picture."""
 
 from __future__ import annotations
 

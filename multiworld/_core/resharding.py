@@ -1,4 +1,4 @@
-"""Which member gives which part of which tensor to whom, so that all have the shards that they want.
+"""Resharding plan: which member gives which part of which tensor to whom, so that all have their shards.
 
 A shard is a box of its tensor: where it begins and how long it is in each dimension.
 """

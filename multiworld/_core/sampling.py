@@ -1,4 +1,4 @@
-"""Which samples of an epoch the members of a world take in each step.
+"""Sampling: the samples of an epoch that the members of a world take in each step.
 
 An epoch is an order of all samples. A step takes the next ones of it, each member its share. They count as
 taken once the step has ended; a step that was lost in a breakage is made again, of the same samples.

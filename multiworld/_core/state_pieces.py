@@ -1,4 +1,4 @@
-"""How the tensors of a state are cut into pieces, and which pieces travel together.
+"""Pieces of a state: how its tensors are cut, and which pieces travel together.
 
 Both ends decide that by the shapes alone, and so alike. A piece is one message, of bytes in row-major order.
 The pieces of a part travel together.

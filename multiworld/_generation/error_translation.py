@@ -1,4 +1,4 @@
-"""What an operation of a world that is over raises, and whether an exception says anything about a world."""
+"""Errors of a generation that is over, and the test of whether an exception says anything about a world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the members of a generation are doing: this one's answer, and the question to the others."""
+"""Operations of a generation's members: this one's answer, and the question to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a try of a join ends: by which errors, and whether another try follows."""
+"""Endings of a join's try: by which errors, and whether another try follows."""
 
 from __future__ import annotations
 

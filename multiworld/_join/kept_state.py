@@ -1,4 +1,4 @@
-"""What has come whole of a state, kept while a member tries again to get the rest."""
+"""State that has come whole in parts, kept while a member tries again to get the rest."""
 
 from __future__ import annotations
 

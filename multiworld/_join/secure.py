@@ -1,4 +1,4 @@
-"""Whether a join is secure (docs/security.md), and the rules that it keeps then. Mostly pure."""
+"""Secure joins (docs/security.md): whether a join is one, and the rules that it keeps then. Mostly pure."""
 
 from __future__ import annotations
 

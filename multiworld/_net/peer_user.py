@@ -1,4 +1,4 @@
-"""Which process is at the other end of a unix socket: only one of this user, or root's, is spoken with."""
+"""Peer credentials of a unix socket: only a process of this user, or root's, is spoken with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands write: answers to standard output, errors to standard error."""
+"""Output of commands: answers to standard output, errors to standard error."""
 
 from __future__ import annotations
 

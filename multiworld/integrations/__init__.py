@@ -1,4 +1,4 @@
-"""What frameworks take: groups beside torch's default group, and worlds of Ray's actors.
+"""Integrations with frameworks: groups beside torch's default group, and worlds of Ray's actors.
 
 See docs/rl-weights.md and docs/ray.md. Importing this package loads neither torch nor Ray: public names are
 loaded when they are first used, and `multiworld.integrations.ray` is imported by its own name.

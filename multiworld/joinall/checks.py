@@ -1,4 +1,4 @@
-"""What a call of `join_all` may not ask for."""
+"""Checks of a call of `join_all`."""
 
 from __future__ import annotations
 

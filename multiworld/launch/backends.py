@@ -1,4 +1,4 @@
-"""Which backend: the environment's, or the device's own."""
+"""Choice of the backend: the environment's, or the device's own."""
 
 from __future__ import annotations
 

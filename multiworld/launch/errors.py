@@ -1,4 +1,4 @@
-"""What can go wrong when a script starts its own processes.
+"""Errors of a script that starts its own processes.
 
 MultiworldError
 └── LaunchError

@@ -1,1 +1,1 @@
-"""What a worker of ``m8d-run`` does for its launcher: it reports its worlds, and retires when asked."""
+"""Worker's side of ``m8d-run``: it reports its worlds to the launcher, and retires when asked."""

@@ -1,4 +1,4 @@
-"""What a worker does that the launcher retires: it leaves its worlds of a range."""
+"""Retirement of a worker, asked for by its launcher: it leaves its worlds of a range."""
 
 from __future__ import annotations
 

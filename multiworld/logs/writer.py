@@ -1,4 +1,4 @@
-"""What is logged is handled in a thread of its own: a paused terminal or a full pipe holds up no caller."""
+"""Log writer in a thread of its own: a paused terminal or a full pipe holds up no caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this process lives, and whether its worlds can be worked in: for Kubernetes' probes and others."""
+"""Health of this process, and whether its worlds can be worked in: for Kubernetes' probes and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has happened to this process's worlds since its numbers were first asked for.
+"""Recorder of what happens to this process's worlds since its numbers were first asked for.
 
 One subscription to the process's events counts joins, breakages, recoveries and transfers of state, by world.
 A world that was closed and not joined again is forgotten once `KEPT` others have closed after it; its numbers

@@ -1,4 +1,4 @@
-"""How a run ends: exit code, reason, and a report of the worker that failed last."""
+"""End of a run: exit code, reason, and a report of the worker that failed last."""
 
 from __future__ import annotations
 

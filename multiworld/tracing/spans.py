@@ -1,4 +1,4 @@
-"""What the events of worlds become: spans, each made when it is over.
+"""Spans made of the events of worlds, each when it is over.
 
 A span is made at its end, with the time of its begin: what it is about (the generation, its members) is only
 known then, and nothing stays open in a process that is killed.

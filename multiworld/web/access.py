@@ -1,4 +1,4 @@
-"""Who may see the page: a token, and which names of this host a browser may have come by. Pure.
+"""Access to the page: a token, and the names of this host that a browser may have come by. Pure.
 
 A page on another site cannot read this one: the cookie is SameSite=Lax (a link from elsewhere opens the page,
 its requests for data get no cookie), and a request under a name that is not this host's is refused (DNS

@@ -1,4 +1,4 @@
-"""What has changed between two views of the page, as the patch that its event stream sends. Pure."""
+"""Patch between two views of the page, as its event stream sends it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who the members of each world are, as workers said; they are only asked where that is not known. Pure."""
+"""Members of each world, as workers said; they are only asked where that is not known. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the page's data comes from: this process, or a launcher of a run.
+"""Sources of the page's data: this process, or a launcher of a run.
 
 A source may block, within its own deadlines.
 """

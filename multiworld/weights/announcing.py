@@ -1,4 +1,4 @@
-"""How engines make themselves known to the trainer: a list of their names in the store where worlds meet.
+"""Announcements of engines to the trainer: a list of their names in the store where worlds meet.
 
 Beside it stands which publisher takes the list: the newest one.
 """

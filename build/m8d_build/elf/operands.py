@@ -1,4 +1,4 @@
-"""Whether bytes that look like a reference are an operand: asks the disassembler (objdump).
+"""Operand check, by the disassembler (objdump): whether bytes that look like a reference are an operand.
 
 A library of a gigabyte has enough code for chance hits: the end of one instruction and the beginning of the
 next can look like a call. Only the function around such a place is disassembled, so it takes milliseconds.

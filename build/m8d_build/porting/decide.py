@@ -1,4 +1,4 @@
-"""What a version without a series is built from: whose series, which packages, which sources. Pure."""
+"""Plan for a version without a series: whose series, which packages, which sources. Pure."""
 
 from __future__ import annotations
 

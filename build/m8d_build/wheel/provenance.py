@@ -1,4 +1,4 @@
-"""What a patched wheel says of its making: statement and SBOM, in its dist-info folder and beside it."""
+"""Provenance of a patched wheel: statement and SBOM, in its dist-info folder and beside it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What outlives a generation of a world: one process group object, and DDP models that follow it."""
+"""Objects that outlive a generation of a world: one process group object, and DDP models that follow it."""

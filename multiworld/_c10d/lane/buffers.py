@@ -1,4 +1,4 @@
-"""What collectives send from and receive into in place of the tensors they are given; and their pieces."""
+"""Buffers of collectives, in place of the tensors they are given, and their pieces."""
 
 from __future__ import annotations
 

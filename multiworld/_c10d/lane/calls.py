@@ -1,4 +1,4 @@
-"""What torch calls on a ProcessGroup for a collective, and what that is over the lane.
+"""Calls of torch on a ProcessGroup for a collective, and what each is over the lane.
 
 torch.distributed's functions end in one call of a method each, with tensors first and options last. Calls of
 another form, which only programs make that use a ProcessGroup themselves, stay with torch if they are not

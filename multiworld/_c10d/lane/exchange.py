@@ -1,4 +1,4 @@
-"""Where the members of a world exchange gloo's addresses when its group is made late: over the lane.
+"""Exchange of gloo's addresses over the lane, when a world's group is made late.
 
 Keys and values, as in a store, but that each member tells every other what it sets. So no server is needed,
 which may be gone by then.

@@ -1,4 +1,4 @@
-"""What the profiler shows of messages over the lane: the same records as of torch's own on gloo.
+"""Profiler records of messages over the lane: the same as of torch's own on gloo.
 
 Two for each message: ``c10d::send`` while it is posted, and ``gloo:send`` with its shape until it was waited
 for (``recv_`` and ``recv``, ``recv_any_source_`` and ``recvAnySource``).

@@ -1,4 +1,4 @@
-"""What the two ends of a state's transfer tell and send each other, over the lane.
+"""Protocol of a state's transfer: what its two ends tell and send each other, over the lane.
 
 Each transfer has a number, chosen by the receiver, and tags of its own: what an earlier one that failed has
 left on its way is never taken for a part of it.

@@ -1,4 +1,4 @@
-"""Where all members of a generation wait for each other before and after a state is sent.
+"""Barrier of all members of a generation before and after a state is sent.
 
 It has an order of its own: another thread of the program may call the world's collectives meanwhile.
 """

@@ -1,4 +1,4 @@
-"""What torch's Flight Recorder has of this process's NCCL operations, for reports of breakages."""
+"""Records of torch's Flight Recorder of this process's NCCL operations, for reports of breakages."""
 
 from __future__ import annotations
 

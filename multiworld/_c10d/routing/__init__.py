@@ -1,1 +1,1 @@
-"""Which world a call of torch.distributed means, and what it raises."""
+"""Routing of calls of torch.distributed: the world that each means, and the errors it raises."""

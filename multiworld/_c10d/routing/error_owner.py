@@ -1,4 +1,4 @@
-"""Which world an error is of, and what follows from that for the world.
+"""Owner of an error: the world that it is of, and what follows from that for the world.
 
 An error's world is known where its operation's group is: given to the call, the default one that a bare call
 means, or the one that a work or a functional collective's result is of. The world is asked what to raise

@@ -1,4 +1,4 @@
-"""What one member reads from another: headers are read ahead, payloads go where they belong."""
+"""Reader of one member's stream: headers are read ahead, payloads go where they belong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lane's core is asked for, and what arrives: sends, receives, arrivals."""
+"""Operations of the lane's core: sends and receives that it is asked for, arrivals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one member writes to another: which frames, in which order, and how much of the budget they take.
+"""Writer to one member: frames, their order, and how much of the budget they take.
 
 Messages keep their order. A small one is sent whole, a large one is announced; where there is no credit for
 that it is held here, and all after it. The other end knows that messages are held

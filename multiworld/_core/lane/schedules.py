@@ -1,4 +1,4 @@
-"""Which messages a collective is made of, and in which order: one generator for each kind, without I/O.
+"""Schedules of collectives: their messages, in order; one generator for each kind, without I/O.
 
 A generator posts sends, which never blocks, and yields what it waits for: a `Want`, to be received, or a send
 that it has posted. Who drives it (a thread, an event loop) satisfies that, and goes on. Buffers are whatever

@@ -1,1 +1,1 @@
-"""Which members are alive: the protocol between watchdogs, and the failure detector."""
+"""Liveness of members: the protocol between watchdogs, and the failure detector."""

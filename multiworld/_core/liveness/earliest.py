@@ -1,4 +1,4 @@
-"""When something is due at the earliest in a table of many, so that the table is not looked at before. Pure.
+"""Earliest due time in a table of many, so that the table is not looked at before. Pure.
 
 The watchdog's loop asks in each turn what is due. Nearly always nothing is, and with some hundred peers it
 costs more to look at every one than all else that the turn does.

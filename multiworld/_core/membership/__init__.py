@@ -1,1 +1,1 @@
-"""Who is a member of which generation."""
+"""Membership: the members of each generation."""

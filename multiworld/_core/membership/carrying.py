@@ -1,4 +1,4 @@
-"""What members carry over from a store that is gone to the one that follows it. Pure.
+"""Values that members carry over from a store that is gone to the one that follows it. Pure.
 
 Only where the store is a list of addresses (`serving`): a member brings what it has read last in the record
 of its world, and its own claim. What is later counts. What members have said of one generation adds up,

@@ -1,4 +1,4 @@
-"""Who may make the next generation where there may be two stores: a majority of the last one's members. Pure.
+"""Majority rule for the next generation where there may be two stores: of the last one's members. Pure.
 
 A world of which nothing is known begins only where its store says that it may: others may know it elsewhere.
 A store that is a list of addresses may be served twice while its hosts do not reach each other. Of the

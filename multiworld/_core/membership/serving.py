@@ -1,4 +1,4 @@
-"""Which server of a list of addresses is the store: decided by epochs. Pure.
+"""Choice of the server, of a list of addresses, that is the store: decided by epochs. Pure.
 
 A store may be a list of addresses, of which one is served at a time. Every server has an epoch; a process
 never goes back to an older one than it has known. A server that finds a newer one ends.

@@ -1,4 +1,4 @@
-"""Who gets a world's state from whom when a generation begins.
+"""Sources of a world's state when a generation begins: who gets it from whom.
 
 One number says which state a member has: how many advances it has made; None if it comes new, without one.
 The state of a member that comes back after the others went on without it is `outdated`, a negative number:

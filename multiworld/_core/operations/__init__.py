@@ -1,1 +1,1 @@
-"""What the members of a world are doing: each one's last operations, and which member the others wait for."""
+"""Operations under way: each member's last ones, and which member the others wait for."""

@@ -1,4 +1,4 @@
-"""Which members come late to collectives: for how long the others have waited for each."""
+"""Lateness of members in collectives: for how long the others have waited for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one member of a world has done and is doing, as a record and as JSON.
+"""Report of one member: what it has done and is doing in a world, as a record and as JSON.
 
 The members' clocks differ, so times are ages: seconds before the report was made.
 """

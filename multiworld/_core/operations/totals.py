@@ -1,4 +1,4 @@
-"""What a member has sent, received and reduced since its generation began: numbers that only rise.
+"""Totals of a member since its generation began: sent, received, reduced; numbers that only rise.
 
 A send costs 60 ns more for them. They are added to without a lock: CPython 3.10 to 3.13 changes threads at
 calls and at the ends of loops, so ``numbers[peer] += size`` of a list and an int is never cut in two. A

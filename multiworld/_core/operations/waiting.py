@@ -1,4 +1,4 @@
-"""Who waits for whom in a world, from the reports of its members.
+"""Waits-for relation of a world's members, from their reports.
 
 The reports are not of the same moment: an operation that moves may seem to wait. What counts is an operation
 that waits for seconds.

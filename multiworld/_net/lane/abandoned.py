@@ -1,4 +1,4 @@
-"""What is left to do for a task that is destroyed, as its event loop was closed while it waited.
+"""Undoing of a task that is destroyed, as its event loop was closed while it waited.
 
 Such a task ends where its last reference goes, or where garbage is collected: in any thread, at any moment,
 perhaps in one that holds the very lock that is needed. So it is done in a thread of its own, whose start

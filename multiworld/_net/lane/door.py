@@ -1,4 +1,4 @@
-"""Where a member waits for the others' lane connections: a TCP socket, and a Unix socket for its own host."""
+"""Listener for the others' lane connections: a TCP socket, and a Unix socket for its own host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the members of a generation get their lanes connected while they join.
+"""Meeting of a generation's members: their lanes are connected while they join.
 
 Each dials all members of lower rank and accepts those of higher rank. One thread does it all, the caller's.
 """

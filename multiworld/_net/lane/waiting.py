@@ -1,4 +1,4 @@
-"""Who reads and writes the connections of an endpoint while operations are waited for.
+"""Waits for operations: which thread reads and writes the connections of an endpoint meanwhile.
 
 One thread at a time leads: it polls, reads and writes; others that wait follow, and one of them leads after
 it. Event loops look at connections themselves, and are told here what they cannot see there.

@@ -1,4 +1,4 @@
-"""What ends a thread's `poll`: a descriptor for each thread that has led, none for a lane."""
+"""Wake-ups of a thread's `poll`: a descriptor for each thread that has led, none for a lane."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where the members of a world meet: stores, their server and clients, the rendezvous."""
+"""Stores, at which the members of a world meet: servers and clients, the rendezvous."""

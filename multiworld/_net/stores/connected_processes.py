@@ -1,4 +1,4 @@
-"""Whether other processes are connected to a server of this process, by the kernel's table of connections.
+"""Processes connected to a server of this process, by the kernel's table of connections.
 
 A TCPStore server does not say who is connected to it, and it must not end while another process's worlds meet
 there.

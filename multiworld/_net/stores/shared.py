@@ -1,4 +1,4 @@
-"""What the worlds of a process share of a store, its server and its client, and their holds on it."""
+"""Stores shared by the worlds of a process: their server, their client, and holds on them."""
 
 from __future__ import annotations
 

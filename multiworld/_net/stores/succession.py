@@ -1,4 +1,4 @@
-"""What a member reads and writes in its world's record while its generation works, for what follows it.
+"""Succession of generations: what a member reads and writes in its world's record for the next one.
 
 `multiworld._core.membership.assigned` decides. Every call is one or two round trips, bounded in time: the
 store may be silent, and the generation does not need it.

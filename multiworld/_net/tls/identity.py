@@ -1,4 +1,4 @@
-"""What a certificate says about the process that holds its key: its job, and its host. Pure.
+"""Identity in a certificate: the job and the host of the process that holds its key. Pure.
 
 ``m8d-run --secure`` puts both into one URI of the certificate's alternative names, ``m8d://JOB/HOST``, each
 part percent-encoded. A certificate of another maker may have none: its authority alone vouches for it then.

@@ -1,1 +1,1 @@
-"""What a scheduler's environment says of a run's nodes: defaults of ``m8d-run``'s options."""
+"""Defaults of ``m8d-run``'s options, from what a scheduler's environment says of a run's nodes."""

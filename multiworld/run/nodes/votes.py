@@ -1,4 +1,4 @@
-"""Whether the other launchers have lost a node too, where no store tells what one of them has decided. Pure.
+"""Votes on a lost node: whether the other launchers have lost it too, where no store tells it. Pure.
 
 A spare then takes a lost node's seat on its own. If nothing but the link between those two is broken, that
 node is not cut off and its workers run: so a majority of the nodes must have lost it, long enough ago for it

@@ -1,4 +1,4 @@
-"""Which worlds the workers of this node are members of, as they report it."""
+"""Worlds that the workers of this node are members of, as they report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the certificates of a run come from, by its options and settings. Pure."""
+"""Source of a run's certificates, by its options and settings. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a world's generations are numbered from 1 again, since all its processes had ended. Pure."""
+"""Renumbering of a world's generations: from 1 again, since all its processes had ended. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers of a running run are started and retired: ``m8d-run scale`` and ``m8d-run retire``. Pure."""
+"""Scaling of a running run: the workers that ``m8d-run scale`` starts and retires. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the installed torch says of itself: its version in three places, and m8d_patch_info() through the loader."""
+"""Version of the installed torch in three places, and m8d_patch_info() through the loader."""
 
 import ctypes
 import importlib.metadata

@@ -1,0 +1,32 @@
+"""Wording of sources and pages: the subject first."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SOURCES = sorted(
+    path
+    for room in ("multiworld", "build/m8d_build", "benchmarks", "examples")
+    for path in (ROOT / room).rglob("*.py")
+)
+QUESTION = re.compile(r"(How|What|When|Where|Whether|Which|Who)\b")
+
+
+def test_first_lines_of_modules_begin_with_their_subject():
+    first = {path: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in SOURCES}
+    assert len(first) > 300
+    assert [f"{path.relative_to(ROOT)}: {text}" for path, text in first.items() if QUESTION.match(text)] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_pages_open_with_a_sentence(page):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    first = next(line for line in lines if line.strip() and not line.startswith("#"))
+    assert not first.startswith(("```", "|", "- ")), first
+    assert not re.match(r"\*[^*]", first), first  # a motto
+    assert "?" not in first, first
