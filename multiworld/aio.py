@@ -482,7 +482,7 @@ class Aio:
         try:
             return await asyncio.shield(task)
         finally:
-            del task  # as in recv
+            del task  # it has the error, which has this frame
 
     async def _post_after(
         self, before: asyncio.Future[Any] | None, gen: Generation, start: Callable[[], Any]
@@ -522,7 +522,7 @@ class Aio:
         try:
             await self._until(gen, ready)
         finally:
-            del ready  # as in recv
+            del ready  # it has the error, which has this frame
 
     def _ready(self, work: WorldWork) -> asyncio.Future[Any]:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
@@ -536,7 +536,7 @@ class Aio:
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
         finally:
-            del ready  # as in recv
+            del ready  # it has the error, which has this frame
 
     async def _turn(self, ways: Sequence[Way]) -> Turn | None:
         """Wait for the turn of an operation on `ways`; None if it needs none."""
@@ -569,7 +569,7 @@ class Aio:
         finally:
             if not goes_on:
                 turn.give_up()
-            del running  # as in recv
+            del running  # it has the error, which has this frame
 
     def _begin(self, turn: Turn, fn: Callable[[], Any]) -> asyncio.Future[Any]:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)

@@ -62,7 +62,7 @@ class ResultFile:
 
         # Safe to unpickle: only the process that this parent started can write the file.
         stream = io.BytesIO(data)
-        return torch.load(stream, weights_only=False)  # nosec B614  # see above
+        return torch.load(stream, weights_only=False)  # nosec B614
 
     def failure(self) -> dict[str, Any] | None:
         """Return the failure; None if none was written."""

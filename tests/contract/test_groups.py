@@ -125,7 +125,7 @@ def many(member, count, seed):
     workers = [threading.Thread(target=make, args=(name,)) for name in names]
     for worker in workers:
         worker.start()
-        time.sleep(random.random() * 0.01)  # noqa: S311  (same)
+        time.sleep(random.random() * 0.01)  # noqa: S311  (a pause, no secret)
     for worker in workers:
         worker.join(90)
     values = {}

@@ -104,7 +104,7 @@ def spoke(me, index, timeout, hang):
                 assert answer.tolist() == (message + 1).tolist()
                 count += 1
                 time.sleep(LEAD)
-        except mw.BrokenWorldException as broken:  # noqa: PERF203  (same)
+        except mw.BrokenWorldException as broken:  # noqa: PERF203  (each rejoin follows a breakage)
             if broken.cause == "left":
                 return  # the hub ends the test
             try:

@@ -344,7 +344,7 @@ def _collective(original: Any) -> Any:
                 try:
                     raise_instead(error, translated(error, owner))
                 finally:
-                    del group, owner, args, kwargs  # as above
+                    del group, owner, args, kwargs  # else the error keeps them
             if work is not None:
                 return work
         if compared and owner is not None and len(args) > 1:
@@ -378,7 +378,7 @@ def _monitored(original: Any) -> Any:
             try:
                 raise_instead(error, ended(error, group) or guessed(error, owner))
             finally:
-                del group, owner, args, kwargs  # as above
+                del group, owner, args, kwargs  # else the error keeps them
 
     return _dressed(call, original)
 
@@ -395,7 +395,7 @@ def _asking(original: Any) -> Any:
                 refuse(group)
             raise
         finally:
-            del group  # as above
+            del group  # else the error keeps it
 
     return get_backend
 

@@ -288,7 +288,7 @@ class ControlServer:
             return
         try:
             self._flush(client)
-        except ConnectionError:  # as in `_serve`
+        except ConnectionError:  # the client has ended, with lines unread
             self._cut(client, "")
         except OSError as exc:
             self._cut(client, str(exc))

@@ -30,3 +30,16 @@ def test_pages_open_with_a_sentence(page):
     assert not first.startswith(("```", "|", "- ")), first
     assert not re.match(r"\*[^*]", first), first  # a motto
     assert "?" not in first, first
+
+
+def test_comments_say_their_reason_themselves():
+    """No comment stands for the one before it: "(same)", "as above", "as in recv"."""
+    elsewhere = re.compile(r"#.*(\(same\)|\b(as|see) above\b|\bas in (recv\b|`\w+`))")
+    here = Path(__file__)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if elsewhere.search(line) and path != here
+    ]
+    assert found == []
