@@ -223,8 +223,11 @@ def _named(env: Mapping[str, str], name: str) -> str:
 
 @functools.cache
 def _warn_of(former: str, name: str) -> None:
-    """Log once per process that a variable was renamed."""
+    """Say once per process that a variable was renamed: in the log, and as a warning."""
     logging.getLogger(__name__).warning("the variable %s is deprecated; it is now called %s", former, name)
+    warnings.warn(
+        f"the variable {former} is deprecated; it is now called {name}", DeprecationWarning, stacklevel=2
+    )
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float, least: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from multiworld import settings
@@ -46,8 +48,11 @@ def test_every_variable_is_read():
 
 def test_a_former_name_is_read_with_one_warning_and_loses_to_the_new_one(caplog):
     settings._warn_of.cache_clear()
-    for _ in range(2):
-        assert not load({"M8D_TETHERS": "0", "M8D_EARLY_CLOSE": " "}).early_close
+    for told in (1, 0):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            assert not load({"M8D_TETHERS": "0", "M8D_EARLY_CLOSE": " "}).early_close
+        assert [each.category for each in seen] == [DeprecationWarning] * told
     [record] = caplog.records
     assert "M8D_TETHERS" in record.getMessage()
     assert "M8D_EARLY_CLOSE" in record.getMessage()
