@@ -88,6 +88,17 @@ def test_warnings_are_errors_and_mypy_is_strict():
     assert {"multiworld", "build/m8d_build"} <= set(PROJECT["tool"]["mypy"]["files"])
 
 
+def test_exceptions_from_rules_are_for_files_that_exist():
+    """Each alternative of a pattern, too."""
+    patterns = []
+    for pattern in PROJECT["tool"]["ruff"]["lint"]["per-file-ignores"]:
+        braces = re.search(r"\{(.*?)\}", pattern)
+        names = braces[1].split(",") if braces else [""]
+        patterns += [pattern.replace(braces[0], name) if braces else pattern for name in names]
+    assert len(patterns) > 20
+    assert [pattern for pattern in patterns if next(ROOT.glob(pattern), None) is None] == []
+
+
 def test_the_package_itself_needs_nothing():
     # Python 3.11 and newer read TOML themselves.
     assert PROJECT["project"]["dependencies"] == ["tomli>=2.0; python_version < '3.11'"]
