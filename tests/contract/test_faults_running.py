@@ -3,7 +3,8 @@
 gloo forgets the buffer of a write or a read that is under way when its connection fails: without
 `multiworld._c10d.gloo.unblocking` that operation ends at its timeout (TIMEOUT here), in one kill of four to eight in a loop
 of 1 MB all_reduce, and nearly always where a large payload is half transferred. That shows in what goes through gloo only:
-DDP's backward, and with M8D_LANE=0 all else. (Few kills hit it in `backward`, most do in `hooked_backward`.) The lane, which the other rows are about, ends its operations by itself.
+DDP's backward, and with M8D_LANE=0 all else. (Few kills hit it in `backward`, most do in `hooked_backward`; of the rows of
+all_reduce not every run has a kill that does.) The lane, which the other rows are about, ends its operations by itself.
 
 ``--soak SECONDS`` (nox -s soak) makes it 500 kills, and 100 members that are stopped and go on, and goes on for that long;
 fewer than 60 seconds ask for one of each kind.
