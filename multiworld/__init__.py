@@ -131,13 +131,13 @@ def _look_beside() -> None:
 
     package = os.path.dirname(__file__)  # noqa: PTH120  (pathlib is not loaded for this)
     try:
-        names = os.listdir(os.path.dirname(package))  # noqa: PTH120, PTH208
+        names = os.listdir(os.path.dirname(package))  # noqa: PTH120, PTH208  (pathlib is not loaded for this)
     except OSError:  # in a zip file: nothing is installed beside it
         return
     if any(name.startswith("multiworld-") for name in names):
         from pathlib import Path  # noqa: PLC0415  (only where there is something to look at)
 
-        from multiworld.shim.clash import notice  # noqa: PLC0415
+        from multiworld.shim.clash import notice  # noqa: PLC0415  (only where there is something to look at)
 
         notice(Path(package))
 

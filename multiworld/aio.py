@@ -61,13 +61,13 @@ class AioWork:
         """Wait until the operation is done. A cancellation ends the waiting only; it may be awaited again."""
         message = self.work.message
         if message is not None:
-            await self._aio._over(self._gen, message.messages, message.operation)  # noqa: SLF001  (its own)
+            await self._aio._over(self._gen, message.messages, message.operation)
             message.land()
             return
         if self._waited is None:
             # One thread: two that wait for one receive of gloo's would take two messages.
             self._waited = _once(self.work.wait)
-        await self._aio._until(self._gen, _watched(self._gen, self.work, _anew(self._waited)))  # noqa: SLF001
+        await self._aio._until(self._gen, _watched(self._gen, self.work, _anew(self._waited)))
 
     def __await__(self) -> Any:
         return self.wait().__await__()
@@ -98,13 +98,13 @@ class Aio:
         if self._taken and self._turns.hold(message(SEND, dst, tag, tensor)):
             await (await self.isend(tensor, dst, tag))
             return
-        gen = self._world._gen  # noqa: SLF001  (its own)
+        gen = self._world._gen
         try:
             lane = gen.lane
             send = None
             if lane is not None and lane.takes(tensor):
                 send = lane.begin_send(tensor, peer(gen, dst), tag)
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+        except Exception as exc:
             await self._raise(gen, exc)
         if lane is None or send is None:
             # No name for the work here: an error that is kept would keep it, and with it gloo's device.
@@ -118,7 +118,7 @@ class Aio:
 
         A receive that is cancelled is taken back: its message goes to the next one.
         """
-        gen = self._world._gen  # noqa: SLF001  (its own)
+        gen = self._world._gen
         if self._taken and self._turns.hold(ways := message(RECEIVE, src, tag, tensor)):
             turn = self._turns.take(ways)
             try:
@@ -130,7 +130,7 @@ class Aio:
             receive = None
             if lane is not None and lane.takes(tensor):
                 receive, landed = lane.begin_receive(tensor, None if src is None else peer(gen, src), tag)
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+        except Exception as exc:
             await self._raise(gen, exc)
         if lane is None or receive is None:
             return await self._recv(gen, tensor, src, tag)
@@ -154,7 +154,7 @@ class Aio:
             return await self._recv(gen, tensor, src, tag)
         try:
             receive, landed = lane.begin_receive(tensor, None if src is None else peer(gen, src), tag)
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+        except Exception as exc:
             await self._raise(gen, exc)
         try:
             await self._over(gen, lane, receive)
@@ -181,7 +181,7 @@ class Aio:
 
     async def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> AioWork:
         """Start a send; await the returned work."""
-        gen = self._world._gen  # noqa: SLF001  (its own)
+        gen = self._world._gen
         turn = await self._turn(message(SEND, dst, tag, tensor)) if self._taken else None
         try:
             post = self._post if _over_lane(gen, tensor) else self._post_by_torch
@@ -192,7 +192,7 @@ class Aio:
 
     async def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> AioWork:
         """Start a receive; `tensor` holds the message once the returned work was awaited."""
-        gen = self._world._gen  # noqa: SLF001  (its own)
+        gen = self._world._gen
         turn = await self._turn(message(RECEIVE, src, tag, tensor)) if self._taken else None
         try:
             post = self._post if _over_lane(gen, tensor) else self._post_by_torch
@@ -203,7 +203,7 @@ class Aio:
 
     async def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[AioWork]:
         """Start the sends and receives of `p2p_op_list`; await each of the returned works."""
-        gen = self._world._gen  # noqa: SLF001  (its own)
+        gen = self._world._gen
         turn = await self._turn(batch(p2p_op_list)) if self._taken else None
         try:
             works = await self._post_by_torch(gen, lambda: self._of(gen).batch_isend_irecv(p2p_op_list))
@@ -277,7 +277,7 @@ class Aio:
 
     async def send_object_list(self, object_list: list[Any], dst: int, device: Any = None) -> None:
         """Send the objects of `object_list` to rank `dst`."""
-        here = self._of(self._world._gen)  # noqa: SLF001  (its own)
+        here = self._of(self._world._gen)
         turn = self._turns.take(message(SEND, dst, 0, device or here.device))
         await self._in_turn(turn, functools.partial(here.send_objects, object_list, dst, device, turn.over))
 
@@ -289,7 +289,7 @@ class Aio:
         One of the CPU that is cancelled before anything has come is taken back, as a tensor's receive is; all
         others are received nevertheless, and lost.
         """
-        gen = self._world._gen  # noqa: SLF001  (its own)
+        gen = self._world._gen
         here = self._of(gen)
         device = device or here.device
         coming = ComingList(object_list, device)
@@ -373,7 +373,7 @@ class Aio:
             self._in_a_row = 0
             try:
                 await lane.until_over(operation)
-            except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            except Exception as exc:
                 await self._raise(gen, exc)
         if operation.error is not None:
             await self._raise(gen, lane.told(operation.error))
@@ -393,7 +393,7 @@ class Aio:
 
     async def _do(self, name: str, *args: Any) -> None:
         """Run the collective `name` to its end."""
-        row, gen = TABLE[name], self._world._gen  # noqa: SLF001  (its own)
+        row, gen = TABLE[name], self._world._gen
         if self._taken and self._turns.hold(COLLECTIVE):
             await self._blocking(gen, name, *args)
             return
@@ -404,12 +404,12 @@ class Aio:
             by_torch = lane is not None and lane.by_torch()
             if lane is not None and lane.default is not None and not by_torch:
                 collective = row.over_lane(lane.default, *args)
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+        except Exception as exc:
             await self._raise(gen, exc)
         if lane is not None and collective is not None:
             try:
                 await lane.until_over(collective)
-            except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            except Exception as exc:
                 await self._raise(gen, exc)
             self._in_a_row += 1
             if self._in_a_row >= _TURN:  # it may have been over at once; other tasks get their turns
@@ -425,7 +425,7 @@ class Aio:
                 if work is not None:
                     entry = gen.operations.begun(name, args)
                     ending = self._ending(work)
-            except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            except Exception as exc:
                 await self._raise(gen, exc)
             finally:
                 work = None  # an error that is kept would keep it, and with it gloo's device
@@ -449,7 +449,7 @@ class Aio:
         gen.expect(ending)
         try:
             await ending.until_over(self._habit)
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+        except Exception as exc:
             await self._raise(gen, exc)
         finally:
             gen.expect_no_more(ending)
@@ -460,7 +460,7 @@ class Aio:
         try:
             with posting(), own_turn():
                 return start()
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+        except Exception as exc:
             await self._raise(gen, exc)
 
     async def _post_collective(self, gen: Generation, start: Callable[[], Any]) -> Any:
@@ -492,7 +492,7 @@ class Aio:
         if not gen.stands:
             try:
                 await self._on_waiter(gen.make)
-            except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            except Exception as exc:
                 await self._raise(gen, exc)
         return await self._post(gen, start)
 
@@ -527,13 +527,13 @@ class Aio:
     def _ready(self, work: WorldWork) -> asyncio.Future[Any]:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-        ready = waiter_pool.future_of(work._work, asyncio.get_running_loop())  # noqa: SLF001  (its own)
+        ready = waiter_pool.future_of(work._work, asyncio.get_running_loop())
         return self._on_waiter(work.wait) if ready is None else ready
 
     async def _until(self, gen: Generation, ready: asyncio.Future[Any]) -> None:
         try:
             await asyncio.shield(ready)
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+        except Exception as exc:
             await self._raise(gen, exc)
         finally:
             del ready  # it has the error, which has this frame
@@ -548,14 +548,14 @@ class Aio:
 
     async def _objects(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Run the object collective `name` in its turn; cancelled before, it goes on: the other members wait for it."""
-        here = self._of(self._world._gen)  # noqa: SLF001  (its own)
+        here = self._of(self._world._gen)
         turn = self._turns.take(collective(here.device))
         run = functools.partial(getattr(here, name), *args, **kwargs)
         await self._in_turn(turn, run, goes_on=True)
 
     async def _blocking(self, gen: Generation, name: str, *args: Any) -> None:
         """Run the collective `name` in its turn, as `_objects` does."""
-        run = functools.partial(self._of(gen)._do, name, False, *args)  # noqa: SLF001  (its own)
+        run = functools.partial(self._of(gen)._do, name, False, *args)
         await self._in_turn(self._turns.take(COLLECTIVE), run, goes_on=True)
 
     async def _in_turn(self, turn: Turn, fn: Callable[[], Any], *, goes_on: bool = False) -> Any:
@@ -612,7 +612,7 @@ def _watched(gen: Generation, work: WorldWork, ready: asyncio.Future[Any]) -> as
     """
     from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-    if not waiter_pool.raises_last(work._work):  # noqa: SLF001  (its own)
+    if not waiter_pool.raises_last(work._work):
         gen.watch(ready)
     return ready
 
@@ -644,7 +644,7 @@ def _once(wait: Callable[[], bool]) -> concurrent.futures.Future[bool]:
     def run() -> None:
         try:
             done = wait()
-        except BaseException as error:  # noqa: BLE001  (it is raised where the work is awaited)
+        except BaseException as error:  # it is raised where the work is awaited
             future.set_exception(as_new(error))  # without its frames, which hold what holds the error
         else:
             future.set_result(done)
@@ -658,7 +658,7 @@ def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:
 
     def receive() -> int:
         work.wait()
-        return src if src is not None else int(work._source_rank())  # noqa: SLF001  (as torch's recv)
+        return src if src is not None else int(work._source_rank())  # as torch's recv
 
     return receive
 

@@ -55,7 +55,7 @@ class Collectives:
                 gen.lane.send(tensor, peer(gen, dst), tag)
             else:
                 gen.pg.send([flat(gen, tensor)], peer(gen, dst), tag).wait()
-        except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
+        except Exception as exc:
             reraise(gen, exc)
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
@@ -76,7 +76,7 @@ class Collectives:
                 work.wait()
                 return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
             gen.pg.recv([flat(gen, tensor)], peer(gen, src), tag).wait()
-        except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
+        except Exception as exc:
             reraise(gen, exc)
         return src
 
@@ -89,7 +89,7 @@ class Collectives:
             if gen.lane is not None and gen.lane.takes(tensor):
                 return WorldWork(gen.lane.post_send(tensor, peer(gen, dst), tag), gen, once=True)
             return WorldWork(gen.pg.send([flat(gen, tensor)], peer(gen, dst), tag), gen, once=tensor.is_cpu)
-        except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
+        except Exception as exc:
             reraise(gen, exc)
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> WorldWork:
@@ -105,7 +105,7 @@ class Collectives:
                 require_others(gen)
                 return WorldWork(gen.pg.recv_anysource([flat(gen, tensor)], tag), gen, once=tensor.is_cpu)
             return WorldWork(gen.pg.recv([flat(gen, tensor)], peer(gen, src), tag), gen, once=tensor.is_cpu)
-        except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
+        except Exception as exc:
             reraise(gen, exc)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[WorldWork]:
@@ -225,7 +225,7 @@ class Collectives:
                         return WorldWork(lane.post(collective), gen)
                     lane.conclude(collective)
                     return None
-            except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
+            except Exception as exc:
                 reraise(gen, exc)
         if row.post is not None and not async_op:
             entry = None
@@ -240,7 +240,7 @@ class Collectives:
                     totals.collectives[name] += 1
                     totals.collective_bytes[name] += entry[SIZE]
                     return None
-            except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
+            except Exception as exc:
                 work = None  # an error that is kept has this frame
                 reraise(gen, exc)
             finally:

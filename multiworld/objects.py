@@ -359,6 +359,6 @@ def _joined(parts: list[bytes], device: torch.device) -> Tensor:
 
 
 def _has_numpy() -> bool:
-    from importlib.util import find_spec  # noqa: PLC0415
+    from importlib.util import find_spec  # noqa: PLC0415  (only lists of objects ask)
 
     return find_spec("numpy") is not None

@@ -250,7 +250,7 @@ def flat(gen: Generation, tensor: Tensor) -> Tensor:
     check_device(gen, tensor)
     # As torch's own functions do: complex numbers travel as pairs of reals.
     if tensor.is_complex():
-        import torch  # noqa: PLC0415
+        import torch  # noqa: PLC0415  (a tensor exists, so torch is loaded)
 
         return torch.view_as_real(tensor)
     return tensor

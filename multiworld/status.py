@@ -85,7 +85,7 @@ def world_status(world: World, now: float, *, members: bool = True) -> dict[str,
     breakage = gen.breakage
     state = world.state
     waiting = gen.operations.log.waiting(now) if state is State.ACTIVE else ()
-    plan, totals = world._plan, gen.operations.totals  # noqa: SLF001
+    plan, totals = world._plan, gen.operations.totals  # noqa: SLF001  (a view of what this package made)
     totals.settle()
     return {
         "name": world.name,

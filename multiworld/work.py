@@ -131,14 +131,14 @@ class _Failed:
     def get_future(self) -> torch.futures.Future[Any]:
         import torch  # noqa: PLC0415  (an operation has failed, so it is loaded)
 
-        from multiworld._c10d.futures import fail  # noqa: PLC0415
+        from multiworld._c10d.futures import fail  # noqa: PLC0415  (an operation has failed, so torch is loaded)
 
         future: torch.futures.Future[Any] = torch.futures.Future()
         fail(future, self._generation.error())
         return future
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        from torch.distributed import Work  # type: ignore[attr-defined, unused-ignore]  # noqa: PLC0415
+        from torch.distributed import Work  # type: ignore[attr-defined, unused-ignore]  # noqa: PLC0415  (an operation was posted, so torch is loaded)
 
         if not hasattr(Work, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -24,7 +24,7 @@ import multiworld._c10d.lane.state_transfer
 import multiworld._c10d.routing.router
 import multiworld._join.advancing
 import multiworld._join.join
-import multiworld._net.stores.succession  # noqa: F401
+import multiworld._net.stores.succession  # noqa: F401  (loaded before processes are forked)
 from benchmarks.chaos.member import Member, Terms
 from benchmarks.measuring.forks import Forks
 from benchmarks.measuring.ports import unasked_ports
@@ -88,7 +88,7 @@ class Crowd:
             hang_timeout: of all worlds, seconds.
             seed: of what happens.
         """
-        self._chance = random.Random(seed)  # noqa: S311
+        self._chance = random.Random(seed)  # noqa: S311  (chance with a seed, no secret)
         self._ports = unasked_ports(3)
         store = "tcp://" + ",".join(f"127.0.0.1:{port}" for port in self._ports)
         self._terms = Terms(store, LEAST, MOST, hang_timeout)

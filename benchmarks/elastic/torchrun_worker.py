@@ -9,15 +9,15 @@ import time
 
 BEGAN = time.monotonic()
 
-import ctypes  # noqa: E402  (the import of torch is part of what a restart takes)
-import json  # noqa: E402
-import os  # noqa: E402
-import signal  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -76,7 +76,7 @@ class Member:
 def main() -> None:
     """Answer until the driver has gone."""
     # To load it starts MPI.
-    from mpi4py import MPI  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+    from mpi4py import MPI  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  (to load it starts MPI)
 
     member = Member(MPI)
     with socket.socket(socket.AF_UNIX) as connection:

@@ -49,8 +49,8 @@ def never_read() -> None:
 def _unread() -> Iterator[None]:
     """Inside, proofs that memory can be read fail, as they do where the kernel forbids it."""
     before = memory._readv  # noqa: SLF001  (there is no setting)
-    memory._readv = None  # noqa: SLF001
+    memory._readv = None  # noqa: SLF001  (there is no setting)
     try:
         yield
     finally:
-        memory._readv = before  # noqa: SLF001
+        memory._readv = before  # noqa: SLF001  (there is no setting)

@@ -24,7 +24,7 @@ class Groups:
         self._rank, self._count, self._backend, self._device = rank, count, backend, device
         self._groups: dict[str, Any] = {}
 
-    def connect(self, port: int, worlds: Mapping[str, Sequence[int]], ports: Mapping[str, int]) -> None:  # noqa: ARG002
+    def connect(self, port: int, worlds: Mapping[str, Sequence[int]], ports: Mapping[str, int]) -> None:  # noqa: ARG002  (one signature for all faces)
         """Join the default group, and the others; every process of the default group makes each of them."""
         dist.init_process_group(
             self._backend, init_method=f"tcp://127.0.0.1:{port}", rank=self._rank, world_size=self._count
@@ -57,7 +57,7 @@ class Named:
         self.loop = asyncio.new_event_loop()
         self._manager: Any = self.loop.run_until_complete(self._managed())
 
-    def connect(self, port: int, worlds: Mapping[str, Sequence[int]], ports: Mapping[str, int]) -> None:  # noqa: ARG002
+    def connect(self, port: int, worlds: Mapping[str, Sequence[int]], ports: Mapping[str, int]) -> None:  # noqa: ARG002  (one signature for all faces)
         """Join one's worlds, one after the other."""
         for name, members in worlds.items():
             if self._rank in members:

@@ -68,7 +68,7 @@ def protocol(count: int) -> tuple[float, float, float, float]:
             peers.received(each.channel, [Beat(0)], now)
 
     def look() -> None:
-        for table in (peers._detector.silence_due, peers._connections.beats_due, peers.early_close.due):  # noqa: SLF001
+        for table in (peers._detector.silence_due, peers._connections.beats_due, peers.early_close.due):  # noqa: SLF001  (the tables that are timed)
             table.changed()
         peers.wake()
 

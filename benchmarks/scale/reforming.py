@@ -349,7 +349,7 @@ def _live(
             roster = way._agree()  # noqa: SLF001  (`agree` runs it in a thread with real deadlines; so `commit`)
             survivor.agreed = loop.now
             task.sleep(building)
-            way._commit()  # noqa: SLF001
+            way._commit()  # noqa: SLF001  (the step that is timed)
         except JoinError as error:
             survivor.tries += 1
             if loop.now + AGAIN >= deadline:

@@ -97,7 +97,7 @@ class Cluster:
                 enter(self._network.names[number])
             url = f"http://{self._hosts[number]}:2379/v3/maintenance/status"
             asked = urllib.request.Request(url, data=b"{}")
-            with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310
+            with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310  (etcd's own address on this machine)
                 said = json.load(answer)
                 leader = str(said.get("leader", ""))
                 answers.append("itself" if leader == said["header"]["member_id"] else leader)

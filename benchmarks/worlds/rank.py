@@ -199,7 +199,7 @@ def _plain_group(store: Any, rank: int, device: Any) -> Any:
     if device is None:
         return dist.ProcessGroupGloo(store, rank, 2, wait)
     options = dist.ProcessGroupGloo._Options()  # noqa: SLF001  (torch names no public one)
-    options._devices, options._threads, options._timeout = [device], 1, wait  # noqa: SLF001
+    options._devices, options._threads, options._timeout = [device], 1, wait  # noqa: SLF001  (torch names no public one)
     return dist.ProcessGroupGloo(store, rank, 2, options)
 
 

@@ -60,7 +60,7 @@ class Advancing:
     def begin(self, count: int) -> None:
         """Begin with the first generation, or one after a breakage, after `count` advances."""
         # A wish to leave lasts over a breakage, and not over a close by the program.
-        self._closes = self._world._closes  # noqa: SLF001  (joins make worlds)
+        self._closes = self._world._closes
         self._preparing.leaving &= self._asked_to_leave == self._closes
         self._preparing.begin()
         self._counter.begin(count)
@@ -79,7 +79,7 @@ class Advancing:
         Raises:
             BrokenWorldException, WorldClosedError: the generation is over.
         """
-        gen = self._world._gen  # noqa: SLF001  (joins make worlds)
+        gen = self._world._gen
         if gen.state is not State.ACTIVE:
             # The step has ended here all the same: members that broke off in it are behind and get its state.
             if gen.state is State.BROKEN and gen.number != self._late:
@@ -92,16 +92,16 @@ class Advancing:
 
     def leave(self) -> None:
         """See `World.leave`."""
-        gen = self._world._gen  # noqa: SLF001  (joins make worlds)
+        gen = self._world._gen
         if gen.state is not State.ACTIVE:
             raise gen.error()
-        self._asked_to_leave = self._world._closes  # noqa: SLF001  (joins make worlds)
+        self._asked_to_leave = self._world._closes
         self._preparing.leave(gen)
 
     def enter(self) -> bool:
         """Enter the next generation if it is due at this advance; return whether it was."""
-        gen = self._world._gen  # noqa: SLF001  (joins make worlds)
-        timeout = self._world._plan.timeout  # noqa: SLF001  (joins make worlds)
+        gen = self._world._gen
+        timeout = self._world._plan.timeout
         try:
             enters = self._counter.enters(
                 lambda: gen.state is State.ACTIVE, time.monotonic() + timeout + UNDO_BUDGET
@@ -155,9 +155,9 @@ class Advancing:
             return
         made.machine.apply(Joined())
         registry.moved(gen.world, made.number, made.rank)
-        world._enter(world._plan, made)  # noqa: SLF001  (joins make worlds)
+        world._enter(world._plan, made)
         gen.machine.apply(Replaced(made.number))
-        if world._closes != self._closes:  # noqa: SLF001  (joins make worlds)
+        if world._closes != self._closes:
             # Another thread closes the world, and may have ended no more than the generation before this one.
             raise WorldClosedError(gen.world, f"world {gen.world!r} was closed as it changed its members")
         self._counter.begin(self._counter.count)
@@ -175,12 +175,12 @@ class Advancing:
             made.machine.apply(JoinFailed(error, time.monotonic() + UNDO_BUDGET))
         if gen.state is State.ACTIVE:
             gen.machine.apply(Replaced(0 if made is None else made.number))
-        if self._world._gen.state is State.CLOSED:  # noqa: SLF001  (joins make worlds)
-            self._world._leave_registry()  # noqa: SLF001  (joins make worlds)
+        if self._world._gen.state is State.CLOSED:
+            self._world._leave_registry()
 
     def _depart(self, gen: Generation) -> None:
         """Leave for good, once the last member has left the generation."""
         world = self._world
-        self.stop(time.monotonic() + world._plan.timeout)  # noqa: SLF001  (joins make worlds)
-        world._leave_registry()  # noqa: SLF001  (joins make worlds)
+        self.stop(time.monotonic() + world._plan.timeout)
+        world._leave_registry()
         bus.publish(WorldClosed(gen.world, gen.number, gen.rank, time.monotonic()))

@@ -103,7 +103,7 @@ class JoinPlan:
 
     def torch_device(self) -> torch.device:
         """The device of this member."""
-        import torch  # noqa: PLC0415  (only a join loads torch)
+        import torch  # only a join loads torch
 
         found = torch.device("cpu")
         if self.device is not None:
@@ -213,7 +213,7 @@ def make_plan(
     if not isinstance(backend, str) or not backend:
         raise refuse(f"backend {backend!r}", "It is a name", "Give one, as in backend='gloo'")
     if device is not None:
-        import torch  # noqa: PLC0415  (a device was named, so a join follows)
+        import torch  # a device was named, so a join follows
 
         try:
             torch.device(device)
@@ -306,7 +306,7 @@ def _unreachable(device: torch.device, backend: str) -> str | None:
 
     NCCL is not looked at: it says itself which GPUs it needs, and which it finds.
     """
-    import torch  # noqa: PLC0415  (a device was named)
+    import torch  # a device was named
 
     if device.type == "meta":
         return "A meta tensor has no data that could be sent"
@@ -320,7 +320,7 @@ def _unreachable(device: torch.device, backend: str) -> str | None:
 
 
 def _current_gpu() -> int | None:
-    import torch  # noqa: PLC0415  (a join follows)
+    import torch  # a join follows
 
     # It belongs to the thread, and a join may go on in another one.
     return torch.cuda.current_device() if torch.cuda.is_available() else None

@@ -116,7 +116,7 @@ def close_after(world: World, error: BaseException | None, what: str) -> None:
         what: it was, for the others: "block", "function".
     """
     if isinstance(error, Exception):
-        world._fail(f"its {what} ended with {name_of(type(error))}")  # noqa: SLF001  (a world of this package)
+        world._fail(f"its {what} ended with {name_of(type(error))}")
     else:
         world.close()
 

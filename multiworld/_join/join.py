@@ -216,7 +216,7 @@ async def rejoin_async(
 def _again(
     world: World, timeout: float | dt.timedelta | None, store: str | Store | None, *, planned: bool = False
 ) -> JoinPlan:
-    plan = world._plan  # noqa: SLF001  (joins make worlds)
+    plan = world._plan
     chosen = store is not None and not planned  # by the program: a launcher serves nothing there
     if timeout is None and store is None:
         return replace(plan, store=plan.meets_at)
@@ -246,7 +246,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     """Join, or join again; where ranks are assigned, without members that are lost meanwhile."""
     from_environment()
     if settings.environment("M8D_CONTROL"):
-        from multiworld.launched import reports  # noqa: PLC0415  (only workers of a launcher need it)
+        from multiworld.launched import reports  # only workers of a launcher need it
 
         reports.connect_if_launched()
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
@@ -256,7 +256,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     while registry.being_undone(plan.name) and not cancelled() and time.monotonic() < deadline:
         time.sleep(AGAIN)
     with contextlib.ExitStack() as lingering:
-        tries = _Tries(lingering, known=world is not None and world._plan.meets_at == plan.store)  # noqa: SLF001  (joins make worlds)
+        tries = _Tries(lingering, known=world is not None and world._plan.meets_at == plan.store)
         if not plan.assigned:
             return _join_once(plan, world, cancelled, deadline, tries)
         return _join_assigned(plan, world, cancelled, deadline, tries)
@@ -297,10 +297,10 @@ def _join_assigned(
     """Join, and again without the members that are lost meanwhile."""
     kept = KeptState()
     handle = world
-    closes = world._closes if world is not None else 0  # noqa: SLF001  (joins make worlds)
+    closes = world._closes if world is not None else 0
 
     def given_up() -> bool:
-        return cancelled() or (handle is not None and handle._closes != closes)  # noqa: SLF001
+        return cancelled() or (handle is not None and handle._closes != closes)
 
     while True:
         tries.agreed = kept.begun = False
@@ -316,15 +316,15 @@ def _join_assigned(
             other = handle is not None and registry.worlds().get(plan.name, handle) is not handle
             stopped = given_up() or registry.ending
             final = not is_tried_again(plan, error, agreed=tries.agreed)
-            if kept.begun and handle is not None and tries.anew(handle._gen):  # noqa: SLF001
+            if kept.begun and handle is not None and tries.anew(handle._gen):
                 # Transfers may have taken longer.
                 deadline = max(deadline, time.monotonic() + plan.timeout)
             if final or other or stopped or time.monotonic() + AGAIN >= deadline:
                 _close_new(handle, world)
-                if world is None and handle is not None and handle._torn and not stopped:  # noqa: SLF001
+                if world is None and handle is not None and handle._torn and not stopped:
                     raise _torn(plan) from error
                 if isinstance(error, BrokenWorldException) and not (other or stopped):
-                    lacks = handle is not None and handle._state_claimed is None  # noqa: SLF001
+                    lacks = handle is not None and handle._state_claimed is None
                     raise (_without_state if lacks else _without_others)(plan, error) from error
                 raise
             tries.known = True
@@ -395,12 +395,12 @@ def _join_once(
         kept.callback(joined.end)
         registry.hook()  # before the first thread that asks a store
         old = registry.reserve(plan.name, world, joined)
-        from multiworld._generation import generation  # noqa: PLC0415  (loaded by `_join`: this module loads no torch)
-        from multiworld._join import steps  # noqa: PLC0415
+        from multiworld._generation import generation  # loaded by `_join`: this module loads no torch
+        from multiworld._join import steps
 
         if world is not None:
-            kept.callback(world._join_ended)  # noqa: SLF001  (joins make worlds)
-            world._join_began(machine)  # noqa: SLF001
+            kept.callback(world._join_ended)
+            world._join_began(machine)
         try:
             if old is not None or world is not None:
                 kept.callback(steps.keep_devices())
@@ -420,8 +420,8 @@ def _join_once(
                 left=left,
                 more_lost=frozenset if world is None or past is None else _more_lost(world),
                 gone=tries.gone,
-                step=0 if world is None else world._state_claimed,  # noqa: SLF001  (joins make worlds)
-                torn=world is not None and world._torn,  # noqa: SLF001
+                step=0 if world is None else world._state_claimed,
+                torn=world is not None and world._torn,
                 known=tries.known,
             )
             with contextlib.ExitStack() as undo:
@@ -433,13 +433,13 @@ def _join_once(
                 handle = (
                     World(plan, make, Rejoins(_advancing, rejoin, rejoin_async)) if world is None else world
                 )
-                made = handle._gen if world is None else make(world)  # noqa: SLF001
+                made = handle._gen if world is None else make(world)
                 undo.callback(made.refuse)
                 resources.c10d.on_destroyed = lambda: _destroyed(made)
                 if machine.apply(Joined()) is Stage.ABANDONED:
                     raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers, as others are)
-                handle._enter(plan, made)  # noqa: SLF001
-                handle._begins(resources.steps, made.rank, resources.step)  # noqa: SLF001
+                handle._enter(plan, made)
+                handle._begins(resources.steps, made.rank, resources.step)
                 undo.pop_all()
             if machine.state is State.CLOSED:
                 raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers)
@@ -449,7 +449,7 @@ def _join_once(
             # Perhaps interrupted when the others were active: they see this member leave.
             machine.apply(JoinFailed(exc, time.monotonic() + UNDO_BUDGET))
             if world is not None:
-                world._gen.tell_over()  # noqa: SLF001
+                world._gen.tell_over()
             # No name for what is told: with one, this frame and the error would keep each other.
             bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), told_to_others(plan, exc)))
             raise
@@ -473,12 +473,12 @@ def _retire(
     for ended in (old, world):
         if ended is not None:
             # Others may wait at the store that this process serves: it stays up until the new hold is there.
-            kept.callback(ended._gen.keep_store())  # noqa: SLF001  (joins make worlds)
+            kept.callback(ended._gen.keep_store())
             # Until the last of several tries: they ask which members are lost meanwhile.
-            lingering.callback(ended._gen.linger())  # noqa: SLF001
+            lingering.callback(ended._gen.linger())
             # A claim at another store would tell nothing to those that wait at this one.
-            again = world is not None and ended is world and world._plan.meets_at == plan.store  # noqa: SLF001
-            ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET), again=again)  # noqa: SLF001
+            again = world is not None and ended is world and world._plan.meets_at == plan.store
+            ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET), again=again)
 
 
 def _begins(plan: JoinPlan) -> None:
@@ -489,11 +489,11 @@ def _begins(plan: JoinPlan) -> None:
 
 def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int, ...], tuple[int, ...]]:
     """The generation that this process was in last, its members that are lost, and which of them have left."""
-    from multiworld._join.steps import LOST  # noqa: PLC0415  (it loads torch)
+    from multiworld._join.steps import LOST
 
     if world is None:
         return None, (), ()
-    gen = world._gen  # noqa: SLF001  (joins make worlds)
+    gen = world._gen
     breakage = gen.breakage
     lost = set(gen.lost)
     if breakage is not None and breakage.cause in LOST:
@@ -505,7 +505,7 @@ def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int
 
 def _more_lost(world: World) -> Callable[[], frozenset[int]]:
     """What asks for the members of this process's last generation that were lost after it broke."""
-    gen = world._gen  # noqa: SLF001  (joins make worlds)
+    gen = world._gen
     return lambda: gen.lost
 
 
@@ -525,7 +525,7 @@ def _closed_meanwhile(plan: JoinPlan) -> JoinAbandonedError:
 def _destroyed(gen: Generation) -> None:
     """User code destroyed the world's default group: that closes the world, without waiting inside torch."""
     found = registry.worlds().get(gen.world)
-    if found is not None and found._gen is gen:  # noqa: SLF001  (joins make worlds)
+    if found is not None and found._gen is gen:
         threading.Thread(target=found.close, daemon=True, name=f"m8d-close-{gen.world}").start()
 
 
@@ -570,7 +570,7 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
     except asyncio.CancelledError:
         stop.set()
         found: Any = registry.worlds().get(plan.name)
-        if found is not None and found._plan is plan and found.state is State.ACTIVE:  # noqa: SLF001
+        if found is not None and found._plan is plan and found.state is State.ACTIVE:
             # This join's: it waits for its state, which may take long.
             background_threads.call(partial(found.close, UNDO_BUDGET), f"m8d-close-{plan.name}")
         # The thread undoes its work, or closes the world that came after all: even if this is cancelled once

@@ -120,7 +120,7 @@ class Preparing:
             if self.watched is gen:
                 return
             self.watched, self._unseen = gen, 0
-        if self._world._plan.assigned:  # noqa: SLF001  (joins make worlds)
+        if self._world._plan.assigned:
             self._look_in(0.0, gen)
 
     def leave(self, gen: Generation) -> None:
@@ -153,7 +153,7 @@ class Preparing:
     # -- in the background -----------------------------------------------------------------------------------
 
     def _works(self, gen: Generation) -> bool:
-        return gen is self._world._gen and gen.state is State.ACTIVE  # noqa: SLF001  (joins make worlds)
+        return gen is self._world._gen and gen.state is State.ACTIVE
 
     def _look_in(self, seconds: float, gen: Generation) -> None:
         """Look then, and in place of the looks that were to come."""
@@ -184,7 +184,7 @@ class Preparing:
             # wait there for what members know.
             pause = LOOK_EVERY * _SELDOMER[self._unseen]
             self._unseen = min(self._unseen + 1, len(_SELDOMER) - 1)
-            at_most = AGAIN_AT_MOST if self._world._plan.present is None else AGAIN  # noqa: SLF001  (joins make worlds)
+            at_most = AGAIN_AT_MOST if self._world._plan.present is None else AGAIN
             return min(pause, at_most)
         thread = threading.Thread(
             target=self._prepare, args=(gen, succession), daemon=True, name=f"m8d-advance-{gen.world}"
@@ -225,8 +225,8 @@ class Preparing:
 
     def _build(self, gen: Generation, succession: Succession) -> None:
         """Build the next generation beside this one, offer it, and see this one to its end."""
-        from multiworld._generation import generation  # noqa: PLC0415  (it loads torch)
-        from multiworld._join import steps  # noqa: PLC0415  (it loads torch)
+        from multiworld._generation import generation
+        from multiworld._join import steps
 
         world, said = self._world, []
 
@@ -234,14 +234,14 @@ class Preparing:
             said.append(self._counter.propose())
             return said[-1]
 
-        plan, closes = world._plan, world._closes  # noqa: SLF001  (joins make worlds)
+        plan, closes = world._plan, world._closes
         plan = replace(plan, store=plan.meets_at)
         machine = StateMachine(plan.name, gen.rank)
 
         def given_up() -> bool:
             # Once this member has said its limit, it has to hear whether the others go on.
             moved = not said and plan.meets_at != plan.store
-            return moved or not self._works(gen) or world._closes != closes  # noqa: SLF001  (joins make worlds)
+            return moved or not self._works(gen) or world._closes != closes
 
         terms = steps.Terms(
             plan,
@@ -249,8 +249,8 @@ class Preparing:
             time.monotonic() + plan.timeout,
             given_up,
             past=gen.roster,
-            step=None if world._torn else self._counter.count,  # noqa: SLF001  (joins make worlds)
-            torn=world._torn,  # noqa: SLF001  (joins make worlds)
+            step=None if world._torn else self._counter.count,
+            torn=world._torn,
             known=True,
             limit=limit,
         )
@@ -326,7 +326,7 @@ class Preparing:
 
     def _see_off(self, gen: Generation, succession: Succession, made: Generation | None) -> None:
         """Release a generation that was replaced, once no member is in it any more."""
-        timeout = self._world._plan.timeout  # noqa: SLF001  (joins make worlds)
+        timeout = self._world._plan.timeout
         began = time.monotonic()
         said, silent, pause = False, 0, WAIT
         # What a new generation ends with has ended this one for the others as well.

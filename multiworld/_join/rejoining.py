@@ -71,7 +71,7 @@ class Rejoiner:
         """Join until the world is active; False if it was closed, or its generation is stale."""
         world, told, pause = self.world, set[str](), AGAIN
         while True:
-            closes = world._closes  # noqa: SLF001  (a close() by the program after this wins)
+            closes = world._closes  # a close() by the program after this wins
             state = world.state
             if state is State.ACTIVE:
                 return True
@@ -107,7 +107,7 @@ class Rejoiner:
         world = self.world
 
         def closed() -> bool:
-            return world._closes != closes  # noqa: SLF001  (a close() by the program wins)
+            return world._closes != closes  # a close() by the program wins
 
         self._again(world, closed)
         if closed():  # before the join began, or in its last moment

@@ -52,7 +52,7 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
         Exception: of the state's own methods; the world is broken then.
         MismatchError: some members have no lane.
     """
-    plan, gen = world._plan, world._gen  # noqa: SLF001  (joins make worlds)
+    plan, gen = world._plan, world._gen
     if plan.state is None:
         return
     resources = gen.resources
@@ -69,7 +69,7 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
     try:
         meet = _meeting(gen, resources) if wanted else _not_at_all
         if wanted and provider is None and not receivers:
-            world._state_is_whole(gen)  # noqa: SLF001  (it serves what it has while others get theirs)
+            world._state_is_whole(gen)  # it serves what it has while others get theirs
         # Those that are here run no code of the program until the end of the transfers, or have limits in it.
         meet(plan.timeout)
         kept.begun = bool(wanted)
@@ -91,7 +91,7 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
         raise
     if gen.state.value != "active":
         raise gen.error()
-    world._state_is_whole(gen)  # noqa: SLF001  (joins make worlds)
+    world._state_is_whole(gen)
     seconds = has_it - began  # of this member alone: others may get theirs for longer
     if provider is not None:
         text = "world %r: rank %d has its state from rank %d, in %.3f s"
@@ -102,7 +102,7 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
 
 
 def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
-    from multiworld._c10d.lane.state_transfer import send_state  # noqa: PLC0415  (it loads torch)
+    from multiworld._c10d.lane.state_transfer import send_state
 
     lane = gen.lane
     assert lane is not None  # noqa: S101  (the caller has looked)
@@ -130,7 +130,7 @@ def _meeting(gen: Generation, resources: Resources) -> Callable[[float], None]:
     """Return what waits for all members, so many seconds at most; for none where some cannot."""
     if gen.lane is None or not resources.roster.meets:
         return _not_at_all
-    from multiworld._c10d.lane.state_meeting import StateMeeting  # noqa: PLC0415  (it loads torch)
+    from multiworld._c10d.lane.state_meeting import StateMeeting
 
     return StateMeeting(gen.lane, gen.rank, gen.size).wait
 
@@ -149,9 +149,9 @@ def _receive(
     new: bool,
 ) -> float:
     """Receive the state, and load it; return when it had come, in ``time.monotonic()`` seconds."""
-    from multiworld._c10d.lane.state_transfer import receive_state  # noqa: PLC0415  (it loads torch)
+    from multiworld._c10d.lane.state_transfer import receive_state
 
-    plan = world._plan  # noqa: SLF001  (joins make worlds)
+    plan = world._plan
     assert gen.lane is not None  # noqa: S101  (the caller has looked)
     told = 0.0
 
@@ -173,15 +173,15 @@ def _receive(
             patience=plan.timeout,
             progress=progress,
             kept=kept.tensors,
-            changes=world._state_is_torn,  # noqa: SLF001  (joins make worlds)
+            changes=world._state_is_torn,
         )
     has_it = time.monotonic()
-    world._state_is_torn()  # noqa: SLF001  (also where nothing was received in place)
+    world._state_is_torn()  # also where nothing was received in place
     try:
         together()  # before it is loaded: the other members wait for that in their next operation
     finally:  # it has come, also where the world has broken meanwhile
         _load(plan, came)
-        world._state_is_whole(gen)  # noqa: SLF001  (joins make worlds)
+        world._state_is_whole(gen)
         kept.tensors.clear()
     return has_it
 
@@ -189,7 +189,7 @@ def _receive(
 @contextlib.contextmanager
 def _without(gen: Generation, peer: int) -> Iterator[None]:
     """Where the other end gives up, break the world: the members go on without it, as after its death."""
-    from multiworld._c10d.lane.state_line import GaveUpError  # noqa: PLC0415  (it loads torch)
+    from multiworld._c10d.lane.state_line import GaveUpError
 
     try:
         yield

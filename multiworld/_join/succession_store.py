@@ -41,7 +41,7 @@ class SuccessionStore:
 
     def begin(self) -> None:
         """The world was joined anew: what stood in for another store than its present one is closed."""
-        if self._spare_of != self._world._plan.meets_at:  # noqa: SLF001  (joins make worlds)
+        if self._spare_of != self._world._plan.meets_at:
             self.close()
 
     def broke(self, gen: Generation) -> None:
@@ -52,7 +52,7 @@ class SuccessionStore:
     def _release(self, gen: Generation) -> float | None:
         """Close what stands in, unless others use it; return the seconds until the next look."""
         world, spare = self._world, self._spare
-        if spare is None or gen is not world._gen:  # noqa: SLF001  (joins make worlds)
+        if spare is None or gen is not world._gen:
             return None
         # A join that is under way may be at this store, and others wait there for this member's.
         if world.state is State.JOINING or not spare.spare():
@@ -76,7 +76,7 @@ class SuccessionStore:
         Raises:
             BrokenWorldException, WorldClosedError: the generation is over.
         """
-        from multiworld._net.stores.succession import Succession  # noqa: PLC0415  (only who advances needs it)
+        from multiworld._net.stores.succession import Succession  # only who advances needs it
 
         resources, roster = gen.resources, gen.roster
         if resources is None:
@@ -93,7 +93,7 @@ class SuccessionStore:
 
     def follow(self, gen: Generation) -> None:
         """Open the launcher's store where it is now, if it has moved since it was opened."""
-        resources, plan = gen.resources, self._world._plan  # noqa: SLF001  (joins make worlds)
+        resources, plan = gen.resources, self._world._plan
         if plan.present is None or resources is None:
             return
         with self._moving:
@@ -106,9 +106,9 @@ class SuccessionStore:
             self._open()
 
     def _open(self) -> None:
-        from multiworld._net.stores.opening import open_in_time  # noqa: PLC0415  (it loads torch)
+        from multiworld._net.stores.opening import open_in_time
 
-        plan = self._world._plan  # noqa: SLF001  (joins make worlds)
+        plan = self._world._plan
         store = plan.meets_at
         if not isinstance(store, str) or is_list(store):  # a list moves by itself
             return
@@ -129,4 +129,4 @@ class SuccessionStore:
             if self._world.state is State.CLOSED:
                 self.close()
             elif self._world.state is not State.ACTIVE:
-                self.broke(self._world._gen)  # noqa: SLF001  (joins make worlds)
+                self.broke(self._world._gen)

@@ -42,7 +42,7 @@ def check_names(
 def check_state(world: World, plan: JoinPlan) -> None:
     """Refuse a plan's state where `world` has another one, or none: it would be neither sent nor loaded."""
     if not is_same_state(world._plan.state, plan.state):  # noqa: SLF001  (joins make worlds)
-        has = "no state" if world._plan.state is None else "another state"  # noqa: SLF001
+        has = "no state" if world._plan.state is None else "another state"  # noqa: SLF001  (joins make worlds)
         raise InvalidJoinError(
             plan.name,
             f"a state for world {plan.name!r}, which this process has joined with {has}",

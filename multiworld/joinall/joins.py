@@ -133,7 +133,7 @@ class Joins:
         for name in stateful:
             world = there.get(name)
             # One that broke is joined again with the state that is given, if it has had one.
-            if world is not None and (world.state is State.ACTIVE or world._plan.state is None):  # noqa: SLF001
+            if world is not None and (world.state is State.ACTIVE or world._plan.state is None):  # noqa: SLF001  (joins make worlds)
                 check_state(world, plans[name])
         call = _Call(request, plans, {name: assigned[name].after for name in wanted})
         try:

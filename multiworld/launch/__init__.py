@@ -48,7 +48,7 @@ def __getattr__(name: str) -> object:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  (nothing is imported before a name is asked for)
+    from importlib import import_module  # nothing is imported before a name is asked for
 
     return getattr(import_module(f"{__name__}.{module}"), name)
 

@@ -44,7 +44,7 @@ def all_to_all(
         BrokenWorldException: the world broke, with `world` given; in its backward pass too.
         UnknownWorldError: no world of that name here.
     """
-    from multiworld._c10d.routing import functional  # noqa: PLC0415  (loads torch)
+    from multiworld._c10d.routing import functional
 
     made = _world(world)
     if made is None:
@@ -61,7 +61,7 @@ def _exchanged(
     group: Any,
     world: World | None,
 ) -> Tensor:
-    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
+    import torch.distributed as dist
 
     group = dist.group.WORLD if group is None else group
     size = dist.get_world_size(group)
@@ -102,7 +102,7 @@ def _sizes(
 def _world(world: World | str | None) -> World | None:
     if not isinstance(world, str):
         return world
-    from multiworld.world import worlds  # noqa: PLC0415
+    from multiworld.world import worlds
 
     found = worlds().get(world)
     if found is None:

@@ -25,8 +25,8 @@ def default_backend(device: torch.device | str | int | None = None) -> str:
     Returns:
         Its name; "gloo" where this build of torch lacks the device's own.
     """
-    import torch  # noqa: PLC0415  (importing this package loads no torch)
-    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
+    import torch
+    import torch.distributed as dist
 
     here = "cuda" if torch.cuda.is_available() else "cpu"
     kind = here if device is None else torch.device(device).type
@@ -56,7 +56,7 @@ def set_distributed_backend(name: str | None) -> None:
 
 def known_backends() -> frozenset[str]:
     """Names of the backends that torch can build here, registered ones included."""
-    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
+    import torch.distributed as dist
 
     names = [str(name) for name in dist.Backend.backend_list if name != "undefined"]
     return frozenset(name for name in names if dist.is_backend_available(name))

@@ -82,7 +82,7 @@ class MultiprocessConfig:
             ConfigError: a value breaks a rule, or something is missing that cannot be guessed.
             StoreBindError: the address cannot be bound.
         """
-        from multiworld.launch.host import resolve  # noqa: PLC0415  (loads torch)
+        from multiworld.launch.host import resolve
 
         return resolve(self)
 

@@ -92,7 +92,7 @@ def init_process_group_from_backend(
         JoinError: the world could not be joined.
         RuntimeError: torch's, when its group could not be made.
     """
-    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
+    import torch.distributed as dist
 
     chosen = get_distributed_backend() if backend is None else check_backend(backend, known_backends())
     if world is not None:
@@ -135,9 +135,9 @@ def init_and_run(
     Returns:
         What `func` returned.
     """
-    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
+    import torch.distributed as dist
 
-    from multiworld._c10d import default_group  # noqa: PLC0415  (it loads torch)
+    from multiworld._c10d import default_group
 
     cfg = cfg.resolve()
     made = init_dist(cfg, world, timeout)
@@ -179,7 +179,7 @@ def _gpu_of(cfg: MultiprocessConfig) -> str | None:
     """Select and return this process's GPU; None for a backend without."""
     if "nccl" not in (cfg.backend or ""):
         return None
-    import torch  # noqa: PLC0415  (importing this package loads no torch)
+    import torch
 
     index = (cfg.local_rank or 0) % max(1, torch.cuda.device_count())
     torch.cuda.set_device(index)

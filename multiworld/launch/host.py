@@ -43,7 +43,7 @@ def gather() -> Facts:
             rule="It starts torch's own process groups and their store, which have no TLS",
             next_step="Start the processes with `m8d-run --secure`, and join worlds in them",
         )
-    import torch  # noqa: PLC0415  (importing this package loads no torch)
+    import torch
 
     found = {name: settings.environment(name) for name in VARIABLES}
     return Facts(
@@ -81,7 +81,7 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
         store = _serve_anywhere(first.master_addr or "")
         yield made.at(store.port, _Held(store))
     else:
-        from multiworld._net.stores.store import open_store  # noqa: PLC0415  (loads torch)
+        from multiworld._net.stores.store import open_store
 
         where = address(first.master_addr or "", first.master_port)
         held = open_store(
@@ -95,7 +95,7 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
 
 def _serve_anywhere(host: str) -> Any:
     """Serve a store at a free port of `host`; from its choice on, no other process can bind the port."""
-    from multiworld._net.stores.server import StoreServer  # noqa: PLC0415  (loads torch)
+    from multiworld._net.stores.server import StoreServer
 
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]

@@ -89,9 +89,9 @@ def init_parallelism(cfg: MultiprocessConfig, world: World | str | None = None) 
         BrokenWorldException: the world broke meanwhile.
         RuntimeError: torch's, where there is no default group.
     """
-    import torch  # noqa: PLC0415  (importing this package loads no torch)
-    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
-    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  (importing this loads no torch)
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
 
     made = _world(world)
     with made if made is not None else contextlib.nullcontext():

@@ -39,7 +39,7 @@ class ResultFile:
         Raises:
             Exception: it cannot be pickled.
         """
-        import torch  # noqa: PLC0415  (importing this package loads no torch)
+        import torch
 
         buffer = io.BytesIO()
         torch.save(result, buffer)
@@ -58,7 +58,7 @@ class ResultFile:
         kind, data = self._read()
         if kind != _RESULT:
             return None
-        import torch  # noqa: PLC0415  (importing this package loads no torch)
+        import torch
 
         # Safe to unpickle: only the process that this parent started can write the file.
         stream = io.BytesIO(data)

@@ -50,8 +50,8 @@ def client() -> Any:
     """
     try:
         import prometheus_client  # noqa: PLC0415  (an extra, which only numbers need)
-        import prometheus_client.core  # noqa: PLC0415
-        import prometheus_client.exposition  # noqa: PLC0415
+        import prometheus_client.core  # noqa: PLC0415  (the same extra)
+        import prometheus_client.exposition  # noqa: PLC0415  (the same extra)
     except ImportError as error:
         raise MultiworldError(
             "prometheus_client is not installed",

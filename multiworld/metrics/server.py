@@ -203,7 +203,7 @@ class _Server(ThreadingHTTPServer):
         self.heard(request)  # first: its descriptor may be another's at once
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  (the signature of socketserver)
         """Log what a client's connection ended with: it may close it whenever it likes."""
         _log.debug("a client at %s", client_address, exc_info=True)
 

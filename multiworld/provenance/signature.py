@@ -105,9 +105,9 @@ class _Library:
 def _library() -> _Library:
     try:
         # An extra, which only signatures need.
-        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
-        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
-        from securesystemslib import dsse, exceptions, signer  # noqa: PLC0415
+        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415  (an extra, which only signatures need)
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415  (an extra, which only signatures need)
+        from securesystemslib import dsse, exceptions, signer  # noqa: PLC0415  (an extra, which only signatures need)
     except ImportError as exc:
         raise ProvenanceError(
             f"{exc.name} is not installed",

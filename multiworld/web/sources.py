@@ -266,7 +266,7 @@ class LaunchedRun:
 
     def live(self) -> Health:
         """Whether the launcher answers."""
-        from multiworld.metrics.health import Health  # noqa: PLC0415
+        from multiworld.metrics.health import Health  # noqa: PLC0415  (only probes ask)
 
         try:
             self.view()
@@ -281,7 +281,7 @@ class LaunchedRun:
         A world that the worlds file has and no worker has begun to join is not, and neither is one of which a
         worker failed. A node that waits for others is not ready; a spare one is.
         """
-        from multiworld.metrics.health import Health  # noqa: PLC0415
+        from multiworld.metrics.health import Health  # noqa: PLC0415  (only probes ask)
 
         try:
             view = self.view()
@@ -313,9 +313,9 @@ class ThisProcess:
 
     def __init__(self) -> None:
         from multiworld import metrics, status  # noqa: PLC0415  (the page of a run needs no worlds)
-        from multiworld.events import subscribe  # noqa: PLC0415
-        from multiworld.web.links import Links  # noqa: PLC0415
-        from multiworld.web.process_view import EventTrack, view_of_process  # noqa: PLC0415
+        from multiworld.events import subscribe  # noqa: PLC0415  (the page of a run needs no worlds)
+        from multiworld.web.links import Links  # noqa: PLC0415  (the page of a run needs no worlds)
+        from multiworld.web.process_view import EventTrack, view_of_process  # noqa: PLC0415  (the page of a run needs no worlds)
 
         metrics.begin()
         self._status, self._make = status, view_of_process
@@ -336,7 +336,7 @@ class ThisProcess:
         found = self._status.waits_of([world], 1.0).get(world)
         return [] if found is None else list(found["pending"])
 
-    def log(self, process: str, stream: str, most: int) -> bytes:  # noqa: ARG002
+    def log(self, process: str, stream: str, most: int) -> bytes:  # noqa: ARG002  (the signature of all sources)
         """Raise FileNotFoundError: a process does not know where its output goes."""
         raise FileNotFoundError(
             f"{process}: a launcher knows its workers' log files; this page is a process's own"
@@ -350,13 +350,13 @@ class ThisProcess:
 
     def live(self) -> Health:
         """Whether this process works at all."""
-        from multiworld.metrics import health  # noqa: PLC0415
+        from multiworld.metrics import health  # noqa: PLC0415  (only probes ask)
 
         return health.live()
 
     def ready(self, worlds: Sequence[str]) -> Health:
         """Whether these worlds, or all of this process, can be worked in."""
-        from multiworld.metrics import health  # noqa: PLC0415
+        from multiworld.metrics import health  # noqa: PLC0415  (only probes ask)
 
         return health.ready(worlds)
 

@@ -207,7 +207,7 @@ def _git(
     """
     try:
         from git.cmd import Git  # noqa: PLC0415  (raises ImportError where there is no git program)
-        from git.exc import GitCommandError, GitCommandNotFound  # noqa: PLC0415
+        from git.exc import GitCommandError, GitCommandNotFound  # noqa: PLC0415  (raises ImportError where there is no git program)
     except ImportError as exc:
         raise PrerequisiteMissing(
             f"git cannot be used: {str(exc).splitlines()[0]}",

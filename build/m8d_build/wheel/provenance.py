@@ -88,7 +88,7 @@ def files_inside(
         digests: SHA-256 of each entry that was changed or added.
     """
     # CycloneDX's library takes a quarter of a second to load: no other command waits for it.
-    from m8d_build.wheel.sbom import SBOM_WRITER, make_sbom  # noqa: PLC0415
+    from m8d_build.wheel.sbom import SBOM_WRITER, make_sbom  # noqa: PLC0415  (no other command waits for it)
 
     commit = Resource("pytorch", marker.commit, "gitCommit", f"{_PYTORCH}@{marker.commit}")
     # With these the same inputs give the same bytes.

@@ -80,7 +80,7 @@ class ElasticGroup(StandIn, _ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self.generation().size
 
     # C++ asks under its own names.
-    getRank, getSize = rank, size  # noqa: N815
+    getRank, getSize = rank, size  # noqa: N815  (the names under which C++ asks)
 
     def getBackendName(self) -> str:  # noqa: N802  (torch's name)
         """As of the present process group."""

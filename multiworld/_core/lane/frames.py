@@ -76,7 +76,7 @@ class ProtocolError(ConnectionError):
     """The other end does not keep the lane's rules: its connection cannot be used any more."""
 
 
-def pack(kind: int, *, channel: int = 0, tag: int = 0, id: int = 0, size: int = 0, address: int = 0) -> bytes:  # noqa: A002
+def pack(kind: int, *, channel: int = 0, tag: int = 0, id: int = 0, size: int = 0, address: int = 0) -> bytes:
     """Return a header."""
     return HEADER.pack(kind | channel << 8, tag, id, size, address)
 

@@ -21,16 +21,16 @@ class Handler(Protocol):
     def eager(self, channel: int, tag: int, size: int) -> Arrival:
         """A whole message follows, or is empty; returns where it goes."""
 
-    def announced(self, channel: int, tag: int, id: int, size: int, address: int) -> None:  # noqa: A002
+    def announced(self, channel: int, tag: int, id: int, size: int, address: int) -> None:
         """A message is announced."""
 
-    def data(self, id: int, size: int) -> Arrival:  # noqa: A002
+    def data(self, id: int, size: int) -> Arrival:
         """A part of an announced message follows; returns where it goes."""
 
     def arrived(self, arrival: Arrival) -> None:
         """What followed is there."""
 
-    def control(self, kind: int, channel: int, tag: int, id: int, size: int) -> None:  # noqa: A002
+    def control(self, kind: int, channel: int, tag: int, id: int, size: int) -> None:
         """Any other frame."""
 
 
@@ -107,7 +107,7 @@ class Incoming:
             ahead[: have - at] = bytes(ahead[at:have])
             self._have = have - at
 
-    def _frame(self, kind: int, channel: int, tag: int, id: int, size: int, address: int) -> None:  # noqa: A002
+    def _frame(self, kind: int, channel: int, tag: int, id: int, size: int, address: int) -> None:
         if kind == frames.EAGER:
             if size > frames.EAGER_LIMIT:
                 raise ProtocolError(f"a message of {size} bytes came without being asked for")

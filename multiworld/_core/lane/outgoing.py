@@ -145,11 +145,11 @@ class Outgoing:
                 self._wanted[channel, tag] += 1
         self._tell_held()
 
-    def cleared(self, id: int) -> None:  # noqa: A002
+    def cleared(self, id: int) -> None:
         """CLEAR came: the announced message is asked for."""
         self._next_chunk(self._forget(id))
 
-    def given_back(self, id: int) -> None:  # noqa: A002
+    def given_back(self, id: int) -> None:
         """DONE came: the announced message is not needed any more."""
         self._finish(self._forget(id))
         self._settle_drains()
@@ -245,7 +245,7 @@ class Outgoing:
         send.done, send.keep = True, None
         self._finished.append(send)
 
-    def _forget(self, id: int) -> Send:  # noqa: A002
+    def _forget(self, id: int) -> Send:
         send = self._announced.pop(id, None)
         if send is None:
             raise ProtocolError(f"message {id} was not announced, or is under way")

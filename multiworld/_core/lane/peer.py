@@ -94,13 +94,13 @@ class Peer:
         self._offer(arrival)
         return arrival
 
-    def announced(self, channel: int, tag: int, id: int, size: int, address: int) -> None:  # noqa: A002
+    def announced(self, channel: int, tag: int, id: int, size: int, address: int) -> None:
         """See `incoming.Handler`."""
         arrival = self._arrival(channel, tag, size)
         arrival.id, arrival.address, arrival.source = id, address, Source.ANNOUNCED
         self._offer(arrival)
 
-    def data(self, id: int, size: int) -> Arrival:  # noqa: A002
+    def data(self, id: int, size: int) -> Arrival:
         """See `incoming.Handler`."""
         arrival = self._coming.get(id)
         if arrival is None or arrival.received + size > arrival.size:
@@ -117,7 +117,7 @@ class Peer:
         if arrival.receive is not None:
             self._state.over(arrival.receive)
 
-    def control(self, kind: int, channel: int, tag: int, id: int, size: int) -> None:  # noqa: A002
+    def control(self, kind: int, channel: int, tag: int, id: int, size: int) -> None:
         """See `incoming.Handler`."""
         if kind == frames.CREDIT:
             self.outgoing.credited(size)

@@ -206,7 +206,7 @@ class TcpClient:
 
     def _held_here(self) -> bool:
         # Python's own `Condition` asks so, too.
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001  (Python's own `Condition` asks so, too)
 
     def _leave(self) -> None:
         if self._held_here():

@@ -80,7 +80,7 @@ class Authority:
         _need()
         key = serialization.load_pem_private_key(issued.key, None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError("the authority's key is not of an elliptic curve")  # noqa: TRY004
+            raise ValueError("the authority's key is not of an elliptic curve")  # noqa: TRY004  (of a file, not an argument)
         certificate = x509.load_pem_x509_certificate(issued.certificate)
         if certificate.public_key() != key.public_key():
             raise ValueError("the authority's certificate and key do not belong together")

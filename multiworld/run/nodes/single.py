@@ -78,7 +78,7 @@ class SingleNode:
     def stood_still(self) -> None:
         """Do nothing: no other node could have the seat."""
 
-    def snapshots(self, timeout: float) -> list[dict[str, Any]]:  # noqa: ARG002
+    def snapshots(self, timeout: float) -> list[dict[str, Any]]:  # noqa: ARG002  (the signature of all nodes)
         """Return none: there is no other node."""
         return []
 

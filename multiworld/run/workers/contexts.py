@@ -258,7 +258,7 @@ class _EntryPoint:
 
             # torch's context would bind it to the CPUs of GPU 0, since its only process is number 0 there.
 
-            fn = binding._maybe_wrap_with_numa_binding(  # noqa: SLF001
+            fn = binding._maybe_wrap_with_numa_binding(  # noqa: SLF001  (as torch's own context calls it)
                 fn, gpu_index=self._local_rank, numa_options=self._numa
             )
         return fn(*args)

@@ -211,8 +211,8 @@ class OrphanReaper:
             return
         with suppress(OSError):  # it is gone: another launcher of this user has removed it
             for name in os.listdir(self._keys):  # noqa: PTH208  (pathlib needs too much memory)
-                os.unlink(f"{self._keys}/{name}")  # noqa: PTH108
-            os.rmdir(self._keys)  # noqa: PTH106
+                os.unlink(f"{self._keys}/{name}")  # noqa: PTH108  (pathlib needs too much memory)
+            os.rmdir(self._keys)  # noqa: PTH106  (pathlib needs too much memory)
 
     def _lives(self, pid: int) -> bool:
         return start_time(pid) == self.workers[pid][0]
@@ -241,7 +241,7 @@ class OrphanReaper:
 
 def _pids() -> list[int]:
     # pathlib needs as much memory as the rest of this program.
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  (pathlib needs too much memory)
 
 
 def _stat(pid: int, *, dead: bool = False) -> list[str]:

@@ -43,3 +43,15 @@ def test_comments_say_their_reason_themselves():
         if elsewhere.search(line) and path != here
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("room", ["multiworld", "build/m8d_build", "benchmarks"])
+def test_each_noqa_has_its_reason_beside_it(room):
+    bare = re.compile(r"#\s*noqa(?!: [A-Z]+\d+(, [A-Z]+\d+)*  \(.+\))")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if bare.search(line)
+    ]
+    assert found == []

@@ -7,7 +7,7 @@ import ctypes
 import json
 import sys
 
-import torch  # noqa: F401
+import torch  # noqa: F401  (loaded for what it does to the process)
 
 watch = ctypes.CDLL(None)  # the preloaded library
 watch.m8d_destroyed_twice.restype = ctypes.c_char_p

@@ -10,7 +10,7 @@ import sys
 extension, order, function = sys.argv[1:]
 if order == "first":
     library = ctypes.CDLL(extension)
-import torch  # noqa: F401
+import torch  # noqa: F401  (loaded for what it does to the process)
 
 if order == "last":
     library = ctypes.CDLL(extension)

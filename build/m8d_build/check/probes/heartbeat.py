@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 
-import torch  # noqa: F401
+import torch  # noqa: F401  (loaded for what it does to the process)
 import torch.distributed as dist
 
 trigger, watch, stem = sys.argv[1], float(sys.argv[2]), sys.argv[3]
