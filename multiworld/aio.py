@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld._core.operations.log import ENDED, SIZE
 from multiworld._core.reraise import as_new, raise_instead
-from multiworld._generation.error_translation import posting
+from multiworld._generation.generation_errors import posting
 from multiworld.errors import MultiworldError
 from multiworld.events import State
 from multiworld.objects import ComingList, OneGeneration

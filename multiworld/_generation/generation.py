@@ -22,9 +22,9 @@ from multiworld._core.lane.greeting import COLLECTIVES, CROWDS
 from multiworld._core.reraise import raised_by_the_program
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
-from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.every_step import take_all
 from multiworld._generation.fail_awaited import AwaitedOperations
+from multiworld._generation.generation_errors import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.operations import GenerationOperations
 from multiworld._generation.resources import Holdings
 from multiworld._generation.stuck import stuck_watch

@@ -27,7 +27,7 @@ from multiworld._core.lane.greeting import LATE_GROUP
 from multiworld._core.membership.request import state_text
 from multiworld._core.state_machine import Broke
 from multiworld._generation.busy_members import BusyMembers
-from multiworld._generation.error_translation import raise_if_lost
+from multiworld._generation.generation_errors import raise_if_lost
 from multiworld._generation.resources import UNDO_BUDGET, Resources, keys_of
 from multiworld._join import lane, secure
 from multiworld._join.endings import is_tried_again, told_to_others
