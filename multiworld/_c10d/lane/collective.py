@@ -26,7 +26,7 @@ from multiworld._core.lane.operations import SizesDifferError
 from multiworld._core.lane.schedules import Want
 from multiworld._core.operations.log import ENDED, went_well
 from multiworld._core.reraise import as_new, raised_by_the_program
-from multiworld._net.lane import abandoned
+from multiworld._net.lane import destroyed_tasks
 from multiworld._net.lane.background import background
 from multiworld._net.lane.waiting import LateError, seconds_until
 from multiworld._net.lane.wakes import NoDescriptorError
@@ -298,7 +298,7 @@ class Collective:
                 raise
             self._end(error)
         except GeneratorExit:
-            abandoned.run(self._interrupted)
+            destroyed_tasks.run(self._interrupted)
             raise
         except BaseException:
             self._interrupted()

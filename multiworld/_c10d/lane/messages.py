@@ -20,7 +20,7 @@ from multiworld._c10d.lane.work import LaneWork
 from multiworld._core.lane.operations import Send, SizesDifferError
 from multiworld._core.operations.log import ENDED
 from multiworld._core.reraise import as_new, raise_instead
-from multiworld._net.lane import abandoned
+from multiworld._net.lane import destroyed_tasks
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import background
 from multiworld._net.lane.waiting import LateError
@@ -286,7 +286,7 @@ class Messages:
         except BaseException as error:
             if isinstance(operation, Send) and not operation.done:
                 go_on = functools.partial(background.take_on, self.endpoint, operation)
-                abandoned.run(go_on) if isinstance(error, GeneratorExit) else go_on()
+                destroyed_tasks.run(go_on) if isinstance(error, GeneratorExit) else go_on()
             raise
         if not over:
             raise self._late(operation, self.timeout)
@@ -303,7 +303,7 @@ class Messages:
         def take_back(_keep: object = keep) -> None:
             self.endpoint.take_back(receive)
 
-        abandoned.run(take_back) if isinstance(error, GeneratorExit) else take_back()
+        destroyed_tasks.run(take_back) if isinstance(error, GeneratorExit) else take_back()
 
     def watch_of(self, loop: asyncio.AbstractEventLoop) -> Watch:
         """Return the loop's one watch: two would take its descriptors from each other."""

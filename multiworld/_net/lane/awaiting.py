@@ -9,7 +9,7 @@ from asyncio import _get_running_loop as _running_loop  # None where none runs, 
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.operations import Send
-from multiworld._net.lane import abandoned
+from multiworld._net.lane import destroyed_tasks
 from multiworld._net.lane.connections import Next
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Watch:
                 else:
                     self.loop.call_soon_threadsafe(_settle, over)
             except RuntimeError:  # the loop is closed, and its tasks with it
-                abandoned.run(functools.partial(_let_go, over))
+                destroyed_tasks.run(functools.partial(_let_go, over))
 
         if not self._endpoint.when_over(operation, tell):
             return True
@@ -84,7 +84,7 @@ class Watch:
             if timer is not None:
                 timer.cancel()
             if destroyed:
-                abandoned.run(functools.partial(self._leave_closed, operation, tell, over, ranks))
+                destroyed_tasks.run(functools.partial(self._leave_closed, operation, tell, over, ranks))
             else:
                 self._leave(operation, tell, over, ranks)
         return operation.done

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from multiworld._net.lane import abandoned
+from multiworld._net.lane import destroyed_tasks
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.endpoint import Endpoint
 
@@ -160,7 +160,7 @@ def test_what_is_left_is_done_in_another_thread():
         seen.append(threading.get_ident())
         done.set()
 
-    abandoned.run(call)
+    destroyed_tasks.run(call)
     assert done.wait(PATIENCE)
     assert seen != [threading.get_ident()]
 
@@ -169,5 +169,5 @@ def test_a_process_without_threads_leaves_it(monkeypatch):
     def none(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(abandoned._thread, "start_new_thread", none)
-    abandoned.run(lambda: pytest.fail("no thread, no call"))
+    monkeypatch.setattr(destroyed_tasks._thread, "start_new_thread", none)
+    destroyed_tasks.run(lambda: pytest.fail("no thread, no call"))
