@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.lane import Lane
-from multiworld._net.lane import closing
+from multiworld._net.lane import graceful_close
 from multiworld._net.tls.stream import TlsStream
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Connections:
         if not self._held[rank]:
             del self._held[rank]
             if (ended := self._ended.pop(rank, None)) is not None:
-                closing.close([ended])
+                graceful_close.close([ended])
 
     def say_goodbye(self) -> list[tuple[Stream, bool]]:
         """Tell all members that nothing more comes; there are no connections any more.
@@ -204,7 +204,7 @@ class Connections:
         """
         parted = []
         for rank, connection in list(self.sockets.items()):
-            goodbye = connection, closing.say_goodbye(connection)
+            goodbye = connection, graceful_close.say_goodbye(connection)
             self._part(rank)
             if self._held[rank]:
                 self._ended[rank] = goodbye

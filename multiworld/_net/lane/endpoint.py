@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from multiworld._core.lane.frames import READ_FROM
 from multiworld._core.lane.operations import Receive, Send
 from multiworld._core.reraise import as_new, raised_by_the_program
-from multiworld._net.lane import closing, reading_threads, wakes
+from multiworld._net.lane import graceful_close, reading_threads, wakes
 from multiworld._net.lane.connections import NOW
 from multiworld._net.lane.waiting import LateError, Operation, Waiting
 
@@ -274,7 +274,7 @@ class Endpoint(Waiting):
         """End the lane: all that wait have `error`, at once, and the connections are closed; never waits.
 
         A receive into whose buffer a piece is being read has it when that is over.
-        Messages whose sends were over arrive if their members read on, see `multiworld._net.lane.closing`.
+        Messages whose sends were over arrive if their members read on, see `graceful_close`.
         In a process that was forked from the endpoint's, only its copies of the descriptors are closed.
         """
         if os.getpid() != self._pid:
@@ -285,7 +285,7 @@ class Endpoint(Waiting):
             parted = self._net.say_goodbye()
             piece = self._stop(error)
             self._wake_leader()
-        closing.close(parted)
+        graceful_close.close(parted)
         if piece is not None:
             with contextlib.suppress(RuntimeError):  # no thread: the one that reads the piece ends it later
                 reading_threads.run(lambda: self._await_piece(piece))

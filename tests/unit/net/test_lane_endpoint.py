@@ -26,7 +26,7 @@ from multiworld._core.lane import frames
 from multiworld._core.lane.frames import pack
 from multiworld._core.lane.operations import SizesDifferError
 from multiworld._core.lane.outgoing import Outgoing
-from multiworld._net.lane import closing
+from multiworld._net.lane import graceful_close
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import LOOK_EVERY, Background
 from multiworld._net.lane.endpoint import Endpoint
@@ -604,7 +604,7 @@ def settled():
 @pytest.mark.parametrize("reads", ["at once", "late"])
 def test_what_was_sent_before_the_end_arrives(other_sends, reads, monkeypatch):
     """Over TCP, which drops what is on its way if an end is closed with unread bytes."""
-    monkeypatch.setattr(closing, "LINGER", 4 * PATIENCE)  # it does not take that long
+    monkeypatch.setattr(graceful_close, "LINGER", 4 * PATIENCE)  # it does not take that long
     ends = tcp_pair()
     error, size = ConnectionError("over"), 20_000
     for number in range(30):  # that stay unread, at the end that is closed
@@ -640,7 +640,7 @@ def test_what_was_sent_before_the_end_arrives(other_sends, reads, monkeypatch):
 
 def test_the_end_of_one_that_is_not_read_from_waits_for_nothing(monkeypatch):
     """Its connection is closed after a while."""
-    monkeypatch.setattr(closing, "LINGER", 0.2)
+    monkeypatch.setattr(graceful_close, "LINGER", 0.2)
     ends = tcp_pair()
     while ends[0].post_send(1, 0, 0, memoryview(bytes(200_000))).done:
         pass
@@ -671,7 +671,7 @@ def test_an_end_without_a_thread_left_closes_its_connections_at_once(monkeypatch
 
 
 def test_a_connection_whose_other_end_is_gone_is_closed_at_once(monkeypatch):
-    monkeypatch.setattr(closing, "LINGER", 4 * PATIENCE)
+    monkeypatch.setattr(graceful_close, "LINGER", 4 * PATIENCE)
     ends = tcp_pair()
     while ends[0].post_send(1, 0, 0, memoryview(bytes(200_000))).done:
         pass
@@ -686,7 +686,7 @@ def test_a_connection_without_bytes_on_their_way_is_closed_at_once():
     ends[0].send(1, 0, 0, memoryview(bytes(8)), soon())
     ends[1].receive(0, 0, 0, buffer(8), soon())
     connections = [each._net.sockets[1 - rank] for rank, each in enumerate(ends)]
-    until(lambda: not closing._on_their_way(connections[0]))
+    until(lambda: not graceful_close._on_their_way(connections[0]))
     for end, connection in zip(ends, connections, strict=True):
         end.fail(ConnectionError("over"))
         assert connection.fileno() == -1
@@ -702,7 +702,7 @@ def test_messages_are_there_after_the_connection_was_closed(over, other_writes):
     ends[1].post_send(0, 0, 0, memoryview(bytes(1000)))
     for number in range(2):
         assert ends[0].post_send(1, 0, 0, memoryview(payload(1000, number))).done
-    until(lambda: not closing._on_their_way(ends[0]._net.sockets[1]))
+    until(lambda: not graceful_close._on_their_way(ends[0]._net.sockets[1]))
     ends[0].fail(ConnectionError("over"))
     for _ in range(3 if other_writes else 0):
         ends[1].post_send(0, 0, 0, memoryview(bytes(1000)))
