@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from multiworld._c10d.lane.channels import number_in, ranks_of
+from multiworld._c10d.lane.p2p_dispatch import number_in, ranks_of
 from multiworld._core.operations.log import ENDED, GROUP, NUMBER, went_well
 
 if TYPE_CHECKING:

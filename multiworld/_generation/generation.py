@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from multiworld._c10d import fault_classification
 from multiworld._c10d.gloo import fast_path, lane_only
-from multiworld._c10d.lane.channels import Channels
 from multiworld._c10d.lane.collectives import GenerationCollectives
 from multiworld._c10d.lane.messages import Messages
+from multiworld._c10d.lane.p2p_dispatch import Channels
 from multiworld._c10d.logged_calls import LoggedCalls
 from multiworld._c10d.nccl.flight_recorder import recorded
 from multiworld._core.lane.greeting import COLLECTIVES, CROWDS

@@ -18,9 +18,9 @@ from multiworld._net.lane.waiting import LateError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from multiworld._c10d.lane.channels import Channels
     from multiworld._c10d.lane.collective import Collective
     from multiworld._c10d.lane.messages import Messages
+    from multiworld._c10d.lane.p2p_dispatch import Channels
 
 __all__ = ["GenerationCollectives", "wait_explained"]
 

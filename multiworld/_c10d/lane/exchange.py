@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as _dist
 
-from multiworld._c10d.lane.channels import number_of
+from multiworld._c10d.lane.p2p_dispatch import number_of
 from multiworld._core.reraise import as_new
 from multiworld._net.lane.background import background
 from multiworld._net.stores.torchstore import PollingStore

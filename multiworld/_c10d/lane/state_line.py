@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from multiworld._c10d.lane.channels import number_of
+from multiworld._c10d.lane.p2p_dispatch import number_of
 from multiworld._core import state_notes
 from multiworld._core.lane.operations import SizesDifferError
 from multiworld._core.state_notes import Kind, Note

@@ -23,7 +23,7 @@ class GlooGroups(Protocol):
 
 
 class LaneChannels(Protocol):
-    """A `multiworld._c10d.lane.channels.Channels`."""
+    """A `multiworld._c10d.lane.p2p_dispatch.Channels`."""
 
     def posted(
         self,

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from multiworld._c10d.lane.channels import Channels  # noqa: E402  (torch may be missing)
+from multiworld._c10d.lane.p2p_dispatch import Channels  # noqa: E402  (torch may be missing)
 
 
 class Log:
