@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multiworld._c10d.gloo import lane_only
-from multiworld._c10d.lane import calls, comparing, records
+from multiworld._c10d.lane import collective_signatures, comparing, records
 from multiworld._c10d.lane.collective_work import CollectiveWork
 from multiworld._c10d.lane.group import LIMITS, WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.waiter_pool import pool
@@ -100,13 +100,13 @@ class GenerationCollectives:
         of = self._known.get(group) or self._of(group)
         if of is None:
             return None
-        collective = calls.of(of, name, args, kwargs)
-        if collective is None and (inside := calls.awaited(args)) is not None:
+        collective = collective_signatures.of(of, name, args, kwargs)
+        if collective is None and (inside := collective_signatures.awaited(args)) is not None:
             args = inside
-            collective = calls.of(of, name, args, kwargs)
+            collective = collective_signatures.of(of, name, args, kwargs)
         if self.checks:  # after what may refuse the call: the comparison has a number
             self._compare(of, comparing.described(name, args, kwargs))
-            collective = calls.of(of, name, args, kwargs)  # anew: its time begins now
+            collective = collective_signatures.of(of, name, args, kwargs)  # anew: its time begins now
         if collective is None:
             return None
         if not records.profiled():

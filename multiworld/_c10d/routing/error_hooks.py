@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import P2POp
 from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import lane_only, part_sizes
-from multiworld._c10d.lane import calls
+from multiworld._c10d.lane import collective_signatures
 from multiworld._c10d.routing.ended_groups import ended, ended_by_name, refuse, said_as_torch_does
 from multiworld._c10d.routing.error_owner import guessed, stays, told, translated
 from multiworld._c10d.routing.functional_results import owner_of_results, returned
@@ -80,7 +80,7 @@ def install(patches: Patches) -> None:
     for name in _METHODS:
         if name in vars(_c.ProcessGroup):
             patches.set(_c.ProcessGroup, name, _posting(vars(_c.ProcessGroup)[name]))
-    for name in (*calls.METHODS, *_COALESCED):
+    for name in (*collective_signatures.METHODS, *_COALESCED):
         if name in vars(_c.ProcessGroup):
             patches.set(_c.ProcessGroup, name, _collective(vars(_c.ProcessGroup)[name]))
     if "monitored_barrier" in vars(_c.ProcessGroup):
@@ -330,7 +330,7 @@ def _not_over_gloo(owner: WorldState, name: str, group: Any, args: tuple[Any, ..
 def _collective(original: Any) -> Any:
     """Wrap `original`, a ProcessGroup's collective: over its world's lane, or as it is."""
     function, name = getattr(original, "__func__", original), original.__name__
-    carried = name in calls.METHODS
+    carried = name in collective_signatures.METHODS
     compared = part_sizes.NEEDED and name in part_sizes.METHODS
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
