@@ -65,7 +65,7 @@ class Operation:
     @functools.cached_property
     def over_lane(self) -> Callable[..., Collective | None]:
         """``(group, *arguments) -> collective or None``: the collective over the lane."""
-        from multiworld._c10d.lane.group import GroupCollectives  # noqa: PLC0415  (torch is loaded)
+        from multiworld._c10d.lane.collective_dispatch import GroupCollectives  # noqa: PLC0415  (torch is loaded)
 
         method: Callable[..., Collective | None] = getattr(GroupCollectives, self.name)
         return method

@@ -19,8 +19,8 @@ from waykit import world
 from worldkit import PATIENCE
 
 from multiworld._c10d.lane import collectives
+from multiworld._c10d.lane.collective_dispatch import LIMITS, Limits
 from multiworld._c10d.lane.collective_work import CollectiveWork
-from multiworld._c10d.lane.group import LIMITS, Limits
 from multiworld._core.lane import schedules
 from multiworld._core.lane.greeting import CROWDS
 from multiworld._join import lane as joining_lane

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from multiworld._c10d.lane.group import LIMITS, GroupCollectives
+from multiworld._c10d.lane.collective_dispatch import LIMITS, GroupCollectives
 from multiworld._core.operations.log import OperationLog
 from multiworld._net.lane.endpoint import Endpoint
 

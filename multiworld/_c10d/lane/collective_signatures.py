@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from multiworld._c10d.lane.collective import Collective
-    from multiworld._c10d.lane.group import GroupCollectives
+    from multiworld._c10d.lane.collective_dispatch import GroupCollectives
 
     Args = tuple[Any, ...]
 

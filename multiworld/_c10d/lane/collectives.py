@@ -10,8 +10,8 @@ import torch
 
 from multiworld._c10d.gloo import lane_only
 from multiworld._c10d.lane import collective_signatures, comparing, records
+from multiworld._c10d.lane.collective_dispatch import LIMITS, WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.lane.collective_work import CollectiveWork
-from multiworld._c10d.lane.group import LIMITS, WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.waiter_pool import pool
 from multiworld._net.lane.waiting import LateError
 

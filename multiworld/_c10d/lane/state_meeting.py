@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from multiworld._c10d.lane.collective_dispatch import WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.lane.collectives import wait_explained
-from multiworld._c10d.lane.group import WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.lane.p2p_dispatch import number_of
 from multiworld._core.operations.log import OperationLog
 

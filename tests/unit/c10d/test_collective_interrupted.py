@@ -14,7 +14,7 @@ from kits.collectivekit import PATIENCE
 from kits.signalkit import At, Interrupted
 
 from multiworld._c10d.lane import collective, reducing
-from multiworld._c10d.lane.group import GroupCollectives, Limits
+from multiworld._c10d.lane.collective_dispatch import GroupCollectives, Limits
 from multiworld._core.lane import schedules
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import background

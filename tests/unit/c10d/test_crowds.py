@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from multiworld._c10d.lane.group import LIMITS, GroupCollectives
+from multiworld._c10d.lane.collective_dispatch import LIMITS, GroupCollectives
 from multiworld._core.operations.log import OperationLog
 
 SMALL = torch.zeros(LIMITS.whole // 4)
