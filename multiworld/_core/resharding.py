@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Box", "Piece", "overlap", "plan", "without"]
+__all__ = ["Box", "ShardPart", "overlap", "plan", "without"]
 
 
 class Box(NamedTuple):
@@ -25,7 +25,7 @@ class Box(NamedTuple):
     size: tuple[int, ...]
 
 
-class Piece(NamedTuple):
+class ShardPart(NamedTuple):
     """What one member gives to another, or takes from what it has itself.
 
     Attributes:
@@ -67,7 +67,7 @@ def without(whole: Box, part: Box) -> list[Box]:
 
 def plan(
     have: Sequence[Mapping[str, Box]], want: Sequence[Mapping[str, Box]]
-) -> tuple[list[Piece], list[str]]:
+) -> tuple[list[ShardPart], list[str]]:
     """Return what is given by whom to whom, tensor by tensor, and the tensors of which no member has all.
 
     A member takes what it has itself; otherwise members give in turns, beginning with the one after it.
@@ -87,7 +87,7 @@ def plan(
                 for box in left:
                     found = overlap(box, have[source][name])
                     if all(found.size):
-                        pieces.append(Piece(name, source, target, found))
+                        pieces.append(ShardPart(name, source, target, found))
                         rest += without(box, found)
                     else:
                         rest.append(box)

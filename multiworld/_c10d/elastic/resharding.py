@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld._core.resharding import Piece
+    from multiworld._core.resharding import ShardPart
 
 __all__ = ["reshard"]
 
@@ -70,7 +70,7 @@ def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any],
 
 def _exchange(
     world: Any,
-    pieces: list[Piece],
+    pieces: list[ShardPart],
     mine: Mapping[str, tuple[Tensor, Box]],
     wanted: Mapping[str, tuple[Tensor, Box]],
 ) -> None:

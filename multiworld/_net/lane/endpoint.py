@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld._core.lane.peer import Peer
-    from multiworld._net.lane.reading import Piece
+    from multiworld._net.lane.reading import PieceRead
     from multiworld._net.lane.waiting import Short
     from multiworld._net.tls.stream import Stream
 
@@ -290,7 +290,7 @@ class Endpoint(Waiting):
             with contextlib.suppress(RuntimeError):  # no thread: the one that reads the piece ends it later
                 reading_threads.run(lambda: self._await_piece(piece))
 
-    def _await_piece(self, piece: Piece) -> None:
+    def _await_piece(self, piece: PieceRead) -> None:
         piece.wait()
         if piece.read is not None:
             self._end_piece(piece, piece.read)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiworld._core.lane.operations import Arrival
     from multiworld._core.lane.peer import MemoryRead
 
-__all__ = ["LONG", "Piece", "Reader", "Reading"]
+__all__ = ["LONG", "PieceRead", "Reader", "Reading"]
 
 Reader = Callable[[int, memoryview, Callable[[], bool], Copied], bool]
 """``(address, view, stop, copied) -> whether it was read``; see `MemoryReader.read`."""
@@ -37,7 +37,7 @@ _LONGEST = 60.0  # seconds that the copy of one piece may take, on a machine tha
 _LOOK_EVERY = 0.0005
 
 
-class Piece:
+class PieceRead:
     """A part of a message, and the thread that reads it.
 
     Attributes:
@@ -88,9 +88,9 @@ class Reading:
         self.has_thread = False
         self._lane = lane
         self._readers = readers
-        self._piece: Piece | None = None
+        self._piece: PieceRead | None = None
 
-    def begin(self, piece: Piece, *, in_thread: bool = False) -> bool:
+    def begin(self, piece: PieceRead, *, in_thread: bool = False) -> bool:
         """Choose what is to be read as `piece`; False if nothing is, or another thread reads, or is to.
 
         `in_thread`: whether the caller is that of `has_thread`.
@@ -106,7 +106,7 @@ class Reading:
         self._piece, piece.read, piece.reader = piece, read, self._readers[read.arrival.peer]
         return True
 
-    def carry_out(self, piece: Piece) -> None:
+    def carry_out(self, piece: PieceRead) -> None:
         """Read it."""
         assert piece.read is not None  # noqa: S101  (`begin` returned True)
         assert piece.reader is not None  # noqa: S101  (the same)
@@ -114,7 +114,7 @@ class Reading:
             piece.read.address, piece.read.view, lambda: self.stopped, piece.copied
         )
 
-    def end(self, piece: Piece) -> None:
+    def end(self, piece: PieceRead) -> None:
         """Let others begin."""
         if self._piece is piece:
             self._piece = None
@@ -125,7 +125,7 @@ class Reading:
         if piece is not None and piece.read is not None and piece.read.arrival is arrival:
             piece.wait()
 
-    def stop(self) -> Piece | None:
+    def stop(self) -> PieceRead | None:
         """Begin no other piece; returns the one into whose buffer bytes may still be written."""
         self.stopped = True
         self._readers = {}  # they hold descriptors

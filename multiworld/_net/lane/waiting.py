@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane import reading_threads, wakes
 from multiworld._net.lane.connections import Connections, Next
-from multiworld._net.lane.reading import Piece, Reading
+from multiworld._net.lane.reading import PieceRead, Reading
 from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class Waiting:
         Returns:
             False if there is none, or another thread reads, which calls `on_reads` afterwards.
         """
-        piece = Piece()
+        piece = PieceRead()
         try:
             begun = self._read_piece(piece)
             if piece.left_to_thread:
@@ -251,7 +251,7 @@ class Waiting:
 
     def _read_all(self) -> None:
         try:
-            while self._read_piece(Piece(), in_thread=True):
+            while self._read_piece(PieceRead(), in_thread=True):
                 pass
         except Exception as error:  # noqa: BLE001  (logged: it has no caller to hear of it)
             _log.exception("a message could not be read from its sender's memory")
@@ -265,7 +265,7 @@ class Waiting:
             self._reading.has_thread = False
             self._see_to_reads()
 
-    def _read_piece(self, piece: Piece, *, in_thread: bool = False) -> bool:
+    def _read_piece(self, piece: PieceRead, *, in_thread: bool = False) -> bool:
         try:
             with self._lock:
                 begun = self._reading.begin(piece, in_thread=in_thread)
@@ -277,7 +277,7 @@ class Waiting:
                 self._end_piece(piece, piece.read)
         return begun
 
-    def _end_piece(self, piece: Piece, read: MemoryRead) -> None:
+    def _end_piece(self, piece: PieceRead, read: MemoryRead) -> None:
         with self._lock:
             try:
                 self._reading.end(piece)
@@ -361,7 +361,7 @@ class Waiting:
         if self.interrupted is not None:
             self.interrupted(stopped_by)
 
-    def _stop(self, error: Exception) -> Piece | None:
+    def _stop(self, error: Exception) -> PieceRead | None:
         """End the protocol; returns the piece whose receive is told by `_end_piece` alone."""
         piece = self._reading.stop()
         self._core.fail(error, None if piece is None or piece.read is None else piece.read.arrival)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._core.resharding import Box, Piece, overlap, plan, without
+from multiworld._core.resharding import Box, ShardPart, overlap, plan, without
 
 SHAPE = (5, 4)
 
@@ -61,14 +61,14 @@ def test_replicas_give_in_turns():
     whole, half = Box((0,), (4,)), Box((2,), (2,))
     pieces, missing = plan([{"t": whole}, {"t": whole}, {}, {}], [{}, {}, {"t": half}, {"t": whole}])
     assert not missing
-    assert pieces == [Piece("t", 0, 2, half), Piece("t", 0, 3, whole)]
+    assert pieces == [ShardPart("t", 0, 2, half), ShardPart("t", 0, 3, whole)]
     assert plan([{}, {"t": half}], [{"t": half}, {"t": half}])[0] == [
-        Piece("t", 1, 0, half),
-        Piece("t", 1, 1, half),
+        ShardPart("t", 1, 0, half),
+        ShardPart("t", 1, 1, half),
     ]
 
 
 @pytest.mark.parametrize("box", [Box((), ()), Box((1, 2), (3, 1))])
 def test_one_number_is_a_box_too(box):
-    assert plan([{"t": box}], [{"t": box}]) == ([Piece("t", 0, 0, box)], [])
+    assert plan([{"t": box}], [{"t": box}]) == ([ShardPart("t", 0, 0, box)], [])
     assert without(box, box) == []
