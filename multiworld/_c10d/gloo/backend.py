@@ -72,7 +72,7 @@ class GlooGroup:
         own: set[sockets.Address],
         members: set[sockets.Address],
         lease: devices.Lease,
-        workers: tuple[tuple[unblocking.Worker, ...], int] = ((), 0),
+        workers: tuple[tuple[unblocking.GroupThread, ...], int] = ((), 0),
     ) -> None:
         self.backend = backend
         self.store = store

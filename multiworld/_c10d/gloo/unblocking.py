@@ -32,7 +32,7 @@ from multiworld.logs.source import logger
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Posted", "Target", "Worker", "threads", "unblock", "workers_of"]
+__all__ = ["GroupThread", "Posted", "Target", "threads", "unblock", "workers_of"]
 
 LIMIT = 10.0
 """Seconds for which a group that was shut down is looked after; what then still runs ends at its timeout."""
@@ -66,7 +66,7 @@ _TASKS = Path("/proc/self/task")
 _log = logger(__name__)
 
 
-class Worker(NamedTuple):
+class GroupThread(NamedTuple):
     """A thread of a group; the kernel gives numbers of threads again, but not at the same time.
 
     Attributes:
@@ -88,7 +88,7 @@ class Target(NamedTuple):
     """
 
     links: tuple[sockets.TcpSocket, ...]
-    workers: tuple[Worker, ...]
+    workers: tuple[GroupThread, ...]
     address: int
 
 
@@ -134,7 +134,7 @@ def threads() -> frozenset[int]:
         return frozenset()
 
 
-def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[Worker, ...], int]:
+def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[GroupThread, ...], int]:
     """Find the threads of a ProcessGroupGloo that was just made.
 
     Args:
@@ -154,7 +154,7 @@ def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[
     while True:
         found = [each for each in threads() - before if _rests(each, address)]
         if len(found) >= count or time.monotonic() > end:
-            return tuple(Worker(each, _began(each)) for each in found), address
+            return tuple(GroupThread(each, _began(each)) for each in found), address
         time.sleep(FIRST_PAUSE / 5)
 
 

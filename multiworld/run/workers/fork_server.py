@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Worker", "main", "preload", "receive", "send"]
+__all__ = ["WorkerProgram", "main", "preload", "receive", "send"]
 
 _SET_PDEATHSIG = 1  # of prctl(2)
 _LENGTH = 4
@@ -51,7 +51,7 @@ _MOST_FILES = 3
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerProgram:
     """What a forked process is to run.
 
     Attributes:
@@ -179,7 +179,7 @@ def changed(before: dict[str, str], env: dict[str, str], after: dict[str, str]) 
     return kept | {name: after[name] for name in ours if name in after}
 
 
-def serve(channel: socket.socket, before: dict[str, str]) -> Worker | None:
+def serve(channel: socket.socket, before: dict[str, str]) -> WorkerProgram | None:
     """Fork workers until the launcher closes the socket; return None then, and in a worker what to run."""
     after = dict(os.environ)
     while True:
@@ -190,7 +190,7 @@ def serve(channel: socket.socket, before: dict[str, str]) -> Worker | None:
         if received is None:
             return None
         message, files = received
-        worker = Worker(message["argv"], changed(before, message["env"], after))
+        worker = WorkerProgram(message["argv"], changed(before, message["env"], after))
         try:
             answer = _fork(worker, files, message["files"], channel)
         except OSError as exc:
@@ -206,7 +206,7 @@ def serve(channel: socket.socket, before: dict[str, str]) -> Worker | None:
 
 
 def _fork(
-    worker: Worker, files: list[int], numbers: list[int], channel: socket.socket
+    worker: WorkerProgram, files: list[int], numbers: list[int], channel: socket.socket
 ) -> dict[str, Any] | None:
     """Fork a worker whose parent is the launcher; return the answer, None in the worker."""
     read, write = os.pipe()
@@ -246,7 +246,7 @@ def _fork(
     return None
 
 
-def _become(worker: Worker, files: list[int], numbers: list[int]) -> None:
+def _become(worker: WorkerProgram, files: list[int], numbers: list[int]) -> None:
     """Make the forked process what a new one would be; it ends where the launcher has gone."""
     go, *outputs = files
     if not os.read(go, 1):
@@ -287,12 +287,12 @@ _IGNORED = [number for number in _ENDING if signal.getsignal(number) is not sign
 again; what was ignored before (nohup) stays so."""
 
 
-def main(arguments: list[str]) -> Worker | None:
+def main(arguments: list[str]) -> WorkerProgram | None:
     """Import the modules, then fork workers; return what to run in a worker, None at the end.
 
     Args:
         arguments: the launcher's pid; number of the socket's descriptor; modules, separated by commas;
-            command line of workers as in `Worker`.
+            command line of workers as in `WorkerProgram`.
     """
     launcher, *arguments = arguments
     libc = ctypes.CDLL(None, use_errno=True)
