@@ -18,7 +18,7 @@ from multiworld._core.membership import serving
 from multiworld._core.membership.ledger import decode
 from multiworld._core.membership.request import JoinRequest
 from multiworld._core.membership.roster import Endpoint, Roster
-from multiworld._core.membership.serving import Found, Look
+from multiworld._core.membership.serving import AddressState, Found
 
 KEEP = 0.2
 """Seconds between two looks of a process at whether its store is there."""
@@ -96,11 +96,11 @@ class Hosts(Lives):
         for at in range(self.count):
             server = self.servers.get(at)
             if not self.reach(position, at):
-                seen.append(Found(Look.SILENT))
+                seen.append(Found(AddressState.SILENT))
             elif server is None:
-                seen.append(Found(Look.FREE))
+                seen.append(Found(AddressState.FREE))
             else:
-                seen.append(Found(Look.OPEN, server.epoch, str(id(server))))
+                seen.append(Found(AddressState.OPEN, server.epoch, str(id(server))))
         return seen
 
     def server_for(self, life: Resident) -> Server:

@@ -12,8 +12,8 @@ from multiworld._core.liveness.actions import (
     Drop,
     Hear,
     Keep,
-    Look,
     Lost,
+    ReadUnread,
     Ready,
     Refusal,
     Release,
@@ -64,7 +64,7 @@ class Node:
         self.broken: dict[tuple[str, int], object] = {}
         self.lost: list[Lost] = []
         self.refused: list[Refusal] = []
-        self.looks: list[Look] = []
+        self.looks: list[ReadUnread] = []
         self.doing = b""
         self.heard: list[Hear] = []
 
@@ -111,7 +111,7 @@ class Node:
                 self.broken[action.world] = action.breakage
             elif isinstance(action, Lost):
                 self.lost.append(action)
-            elif isinstance(action, Look):
+            elif isinstance(action, ReadUnread):
                 self.looks.append(action)
             elif isinstance(action, Answer):
                 for frame in pieces(action.world, action.number, b"deep " * action.deep + self.doing):

@@ -22,8 +22,8 @@ __all__ = [
     "Drop",
     "Hear",
     "Keep",
-    "Look",
     "Lost",
+    "ReadUnread",
     "Ready",
     "Refusal",
     "Release",
@@ -131,7 +131,7 @@ class BusyReport:
 
 
 @dataclass(frozen=True)
-class Look:
+class ReadUnread:
     """Have `world` read what lies on its lane's connection to the member `rank`, which waits for that."""
 
     world: WorldId
@@ -168,7 +168,7 @@ Action = (
     | Drop
     | Hear
     | Keep
-    | Look
+    | ReadUnread
     | Lost
     | Ready
     | Refusal

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.actions import Action, Look, Send
+from multiworld._core.liveness.actions import Action, ReadUnread, Send
 from multiworld._core.liveness.wire import Unread
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class UnreadMessages:
             if process == self._own:
                 for other in self._worlds.of(key):
                     if other[1] in ranks:
-                        self._act(Look(other, own_rank))
+                        self._act(ReadUnread(other, own_rank))
             elif (connection := self._trusted.get(process)) is not None:
                 self._act(Send(connection.channel, Unread(key, own_rank)))
 
@@ -64,4 +64,4 @@ class UnreadMessages:
         """The other end asks; who is no member of the world is not heard."""
         if (frame.key, frame.rank) in connection.proven:
             for world in self._worlds.of(frame.key):
-                self._act(Look(world, frame.rank))
+                self._act(ReadUnread(world, frame.rank))

@@ -24,8 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "NEVER", "STRIDE", "Found", "Look", "Verdict", "best", "may_begin", "next_epoch", "outdated",
-    "outranked", "to_serve", "verdict",
+    "NEVER",
+    "STRIDE",
+    "AddressState",
+    "Found",
+    "Verdict",
+    "best",
+    "may_begin",
+    "next_epoch",
+    "outdated",
+    "outranked",
+    "to_serve",
+    "verdict",
 ]  # fmt: skip
 
 NEVER = -1
@@ -35,7 +45,7 @@ STRIDE = 1_000_000
 """Numbers between two counts of servers. At most half of them are the random part."""
 
 
-class Look(enum.Enum):
+class AddressState(enum.Enum):
     """What was found at an address."""
 
     OPEN = "open"
@@ -59,7 +69,7 @@ class Found:
         slow: SILENT, and its host accepted the connection: the process may only be slow.
     """
 
-    look: Look
+    look: AddressState
     epoch: int = NEVER
     mark: str = ""
     process: str = ""
@@ -84,7 +94,7 @@ def best(found: Sequence[Found], known: int) -> int | None:
     there = [
         (-each.epoch, position)
         for position, each in enumerate(found)
-        if each.look is Look.OPEN and each.epoch >= known
+        if each.look is AddressState.OPEN and each.epoch >= known
     ]
     return min(there)[1] if there else None
 
@@ -92,7 +102,9 @@ def best(found: Sequence[Found], known: int) -> int | None:
 def outdated(found: Sequence[Found], known: int) -> tuple[int, ...]:
     """Return the positions of servers that are to learn that a newer one has been."""
     return tuple(
-        position for position, each in enumerate(found) if each.look is Look.OPEN and each.epoch < known
+        position
+        for position, each in enumerate(found)
+        if each.look is AddressState.OPEN and each.epoch < known
     )
 
 
@@ -104,9 +116,9 @@ def to_serve(found: Sequence[Found], own: Sequence[bool]) -> int | None:
         own: whether the address is one of this host.
     """
     for position, each in enumerate(found):
-        if each.look is Look.CANDIDATE:
+        if each.look is AddressState.CANDIDATE:
             return None
-        if own[position] and each.look is Look.FREE:
+        if own[position] and each.look is AddressState.FREE:
             return position
     return None
 
@@ -119,12 +131,12 @@ def verdict(position: int, found: Sequence[Found], known: int) -> Verdict:
         found: at each address, seen after it had bound.
         known: the highest epoch that its process knows.
     """
-    others = [each if at != position else Found(Look.FREE) for at, each in enumerate(found)]
+    others = [each if at != position else Found(AddressState.FREE) for at, each in enumerate(found)]
     if best(others, known) is not None:
         return Verdict.YIELD
-    if any(each.look is Look.CANDIDATE for each in others[:position]):
+    if any(each.look is AddressState.CANDIDATE for each in others[:position]):
         return Verdict.YIELD
-    if any(each.look is Look.CANDIDATE for each in others[position:]):
+    if any(each.look is AddressState.CANDIDATE for each in others[position:]):
         return Verdict.WAIT
     return Verdict.SERVE
 
@@ -149,7 +161,7 @@ def next_epoch(position: int, found: Sequence[Found], known: int, draw: int) -> 
 def outranked(position: int, epoch: int, found: Sequence[Found]) -> bool:
     """Whether a server is to end because of another one; `found` as for `verdict`."""
     return any(
-        each.look is Look.OPEN and (each.epoch, -at) > (epoch, -position)
+        each.look is AddressState.OPEN and (each.epoch, -at) > (epoch, -position)
         for at, each in enumerate(found)
         if at != position
     )
@@ -160,5 +172,5 @@ def may_begin(position: int, found: Sequence[Found]) -> bool:
 
     It sees more than half of the addresses, itself among them; or half with the first one.
     """
-    seen = [at == position or each.look is not Look.SILENT for at, each in enumerate(found)]
+    seen = [at == position or each.look is not AddressState.SILENT for at, each in enumerate(found)]
     return 2 * sum(seen) > len(seen) or (2 * sum(seen) == len(seen) and seen[0])

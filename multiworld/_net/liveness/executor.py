@@ -14,8 +14,8 @@ from multiworld._core.liveness.actions import (
     Drop,
     Hear,
     Keep,
-    Look,
     Lost,
+    ReadUnread,
     Ready,
     Release,
     Send,
@@ -108,7 +108,7 @@ class Executor:
                 attachment.busy(action.ranks, busy=action.busy)
             elif isinstance(action, Lost):
                 attachment.lose(action.ranks)
-            elif isinstance(action, Look):
+            elif isinstance(action, ReadUnread):
                 attachment.look(action.rank)
             elif isinstance(action, Answer):
                 for frame in pieces(action.world, action.number, attachment.describe(deep=action.deep)):

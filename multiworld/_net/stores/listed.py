@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 from multiworld._core.membership import serving
-from multiworld._core.membership.serving import Found, Look, Verdict
+from multiworld._core.membership.serving import AddressState, Found, Verdict
 from multiworld._net import host_address
 from multiworld._net.stores.address import list_text
 from multiworld._net.stores.looking import BUSY, LOOK, PROCESS, STATE, Addresses
@@ -152,7 +152,7 @@ class ListedServer(Shared):
         self._views: weakref.WeakSet[MovingStore] = weakref.WeakSet()
         self._ended = threading.Event()
         self._keeper: threading.Thread | None = None
-        self.found = Found(Look.SILENT)
+        self.found = Found(AddressState.SILENT)
         self.serves = False
         self.process = ""
         self.last = "no address was tried"
@@ -373,7 +373,7 @@ class ListedServer(Shared):
                 break
             time.sleep(0.02)
         epoch = serving.next_epoch(at, found, self._known, secrets.randbits(32))
-        opened = Found(Look.OPEN, epoch, secrets.token_hex(8), self.process)
+        opened = Found(AddressState.OPEN, epoch, secrets.token_hex(8), self.process)
         client.set(STATE, b"open %d %s" % (epoch, opened.mark.encode()), deadline=time.monotonic() + ANSWER)
         client.ping(deadline=time.monotonic() + ANSWER)
         return opened

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from multiworld._core.membership.roster import Endpoint
-from multiworld._core.membership.serving import Found, Look
+from multiworld._core.membership.serving import AddressState, Found
 from multiworld._net import host_address
 from multiworld._net.stores.probe import answers
 from multiworld._net.stores.resolving import resolved_targets
@@ -48,7 +48,7 @@ A candidate says so right after it has bound its address, in two calls of a seco
 still for longer looks at the others after that, and gives way to a server that has followed meanwhile.
 """
 
-_SLOW = Found(Look.SILENT, slow=True)
+_SLOW = Found(AddressState.SILENT, slow=True)
 
 
 class Addresses:
@@ -85,7 +85,7 @@ class Addresses:
         """
         where = {at: self.targets(at) for at in range(len(self.all)) if at != skip}
         accepted = answers((Endpoint(*to) for targets in where.values() for _, to in targets), LOOK)
-        found, clients = [Found(Look.SILENT)] * len(self.all), dict[int, TcpClient]()
+        found, clients = [Found(AddressState.SILENT)] * len(self.all), dict[int, TcpClient]()
         for at, targets in where.items():
             said = [accepted[Endpoint(*to)] for _, to in targets]
             if True in said:
@@ -97,8 +97,8 @@ class Addresses:
             else:
                 self._unsaid.pop(at, None)
                 if False in said:
-                    found[at] = Found(Look.FREE)
-            if found[at] == Found(Look.SILENT):
+                    found[at] = Found(AddressState.FREE)
+            if found[at] == Found(AddressState.SILENT):
                 self._resolve_at.setdefault(at, time.monotonic() + _RESOLVE_AGAIN)
             else:
                 self._resolve_at.pop(at, None)
@@ -145,9 +145,9 @@ class Addresses:
             silent = isinstance(error.__cause__, TimeoutError)
             if error.next_step:
                 self._why[at] = str(error)
-            return (_SLOW if silent else Found(Look.FOREIGN)), None
+            return (_SLOW if silent else Found(AddressState.FOREIGN)), None
         except ConnectionRefusedError:
-            return Found(Look.FREE), None
+            return Found(AddressState.FREE), None
         except OSError:
             return _SLOW, None
         try:
@@ -159,10 +159,10 @@ class Addresses:
             self._unsaid[at] = unsaid
             if time.monotonic() - unsaid >= ORDINARY:
                 self._why[at] = "an ordinary store"
-                return Found(Look.FOREIGN), client
+                return Found(AddressState.FOREIGN), client
         if len(said) != 3 or said[0] != "open" or not said[1].isdigit():
-            return Found(Look.CANDIDATE), client
+            return Found(AddressState.CANDIDATE), client
         process = b""
         with contextlib.suppress(OSError):  # it matters little
             process = client.get(PROCESS, deadline=deadline) or b""
-        return Found(Look.OPEN, int(said[1]), said[2], process.decode("latin-1")), client
+        return Found(AddressState.OPEN, int(said[1]), said[2], process.decode("latin-1")), client

@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiworld._core.membership import serving
-from multiworld._core.membership.serving import NEVER, STRIDE, Found, Look, Verdict
+from multiworld._core.membership.serving import NEVER, STRIDE, AddressState, Found, Verdict
 
 SEEDS = st.integers(0, 2**32)
 FREE, SILENT, CANDIDATE, FOREIGN = (
-    Found(each) for each in (Look.FREE, Look.SILENT, Look.CANDIDATE, Look.FOREIGN)
+    Found(each)
+    for each in (AddressState.FREE, AddressState.SILENT, AddressState.CANDIDATE, AddressState.FOREIGN)
 )
 
 
 def up(epoch, mark="x"):
-    return Found(Look.OPEN, epoch, mark)
+    return Found(AddressState.OPEN, epoch, mark)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kits.peerkit import Net, rosters
 
-from multiworld._core.liveness.actions import Look
+from multiworld._core.liveness.actions import ReadUnread
 from multiworld._core.liveness.wire import Parser, Unread, encode
 
 W = "w/1"
@@ -31,9 +31,9 @@ def test_who_is_asked_looks_and_nobody_else():
     net = joined(1, 2, 3)
     net.join(rosters("other", (1, 2, 3)))
     ask(net, 1, 0, (2,))
-    assert looks(net) == {3: [Look((W, 2), 0)]}
+    assert looks(net) == {3: [ReadUnread((W, 2), 0)]}
     ask(net, 3, 2, (0, 1))
-    assert looks(net) == {1: [Look((W, 0), 2)], 2: [Look((W, 1), 2)], 3: [Look((W, 2), 0)]}
+    assert looks(net) == {1: [ReadUnread((W, 0), 2)], 2: [ReadUnread((W, 1), 2)], 3: [ReadUnread((W, 2), 0)]}
     ask(net, 2, 1, ())
     assert sum(map(len, looks(net).values())) == 3
 
@@ -41,7 +41,7 @@ def test_who_is_asked_looks_and_nobody_else():
 def test_ranks_of_one_process_are_asked_without_a_frame_and_others_once():
     net = joined(1, 1, 2, 2)
     ask(net, 1, 0, (1, 2, 3))
-    assert looks(net) == {1: [Look((W, 1), 0)], 2: [Look((W, 2), 0), Look((W, 3), 0)]}
+    assert looks(net) == {1: [ReadUnread((W, 1), 0)], 2: [ReadUnread((W, 2), 0), ReadUnread((W, 3), 0)]}
     ask(net, 1, 0, (2,))
     assert len(net[1].looks) == 1
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from torch.distributed import TCPStore
 
 from multiworld._core.membership.roster import Endpoint
-from multiworld._core.membership.serving import Look
+from multiworld._core.membership.serving import AddressState
 from multiworld._net.stores import listed, looking
 from multiworld._net.stores.address import StoreAddress
 from multiworld._net.stores.store import open_store
@@ -107,12 +107,12 @@ def test_the_name_of_a_silent_host_is_resolved_anew(monkeypatch):
     monkeypatch.setattr(looking, "time", SimpleNamespace(monotonic=lambda: now[0]))
     addresses = looking.Addresses((StoreAddress("tcp", "pod", 29500),))
     for _ in range(3):
-        assert addresses.look()[0][0].look is Look.SILENT
+        assert addresses.look()[0][0].look is AddressState.SILENT
         now[0] += 1.0
     leads_to[0] = "10.0.0.2"
     assert asked == [100.0]
     now[0] += 2.5
-    assert addresses.look()[0][0].look is Look.FREE
+    assert addresses.look()[0][0].look is AddressState.FREE
     for _ in range(3):
         now[0] += 60.0
         addresses.look()
@@ -142,18 +142,24 @@ def test_a_store_that_never_says_what_it_is_is_no_candidate(monkeypatch):
         now[0] += seconds
         return addresses.look()[0][0].look
 
-    assert (look(), look(1.0)) == (Look.CANDIDATE, Look.CANDIDATE), "one may just have bound its address"
+    assert (look(), look(1.0)) == (AddressState.CANDIDATE, AddressState.CANDIDATE), (
+        "one may just have bound its address"
+    )
     store.state = b"candidate"
-    assert look(60.0) is Look.CANDIDATE
+    assert look(60.0) is AddressState.CANDIDATE
     store.state = b""
-    assert (look(60.0), look(60.0), look(0.1)) == (Look.CANDIDATE, Look.FOREIGN, Look.FOREIGN)
+    assert (look(60.0), look(60.0), look(0.1)) == (
+        AddressState.CANDIDATE,
+        AddressState.FOREIGN,
+        AddressState.FOREIGN,
+    )
     assert "ordinary store" in addresses.told(addresses.look()[0])
     accepts[0] = False
-    assert look(1.0) is Look.FREE
+    assert look(1.0) is AddressState.FREE
     accepts[0] = True
-    assert look(1.0) is Look.CANDIDATE
+    assert look(1.0) is AddressState.CANDIDATE
     store.state = b"open 0 x"
-    assert look(60.0) is Look.OPEN
+    assert look(60.0) is AddressState.OPEN
 
 
 def test_an_ordinary_store_at_an_address_keeps_none_from_serving_at_the_next(monkeypatch):
