@@ -46,7 +46,7 @@ from multiworld.run.nodes.secure_rendezvous import secure_handler
 from multiworld.run.nodes.single import SingleNode
 from multiworld.run.nodes.world_store import WorldStore
 from multiworld.run.secure.opening import Secured, open_secure
-from multiworld.run.secure.source import Source, choose_source
+from multiworld.run.secure.source import CertificateSource, choose_source
 from multiworld.run.signals import Wake, numbers
 from multiworld.run.view.log import EventLog
 from multiworld.run.view.log_notes import take_notes
@@ -95,7 +95,7 @@ class _Run:
     plan: WorldsPlan | None
     bus: EventBus
     grace: float
-    source: Source | None = None
+    source: CertificateSource | None = None
     screen: Screen | None = None
 
     @property

@@ -9,7 +9,7 @@ import random
 from collections import deque
 
 from multiworld._core.lane.lane import Lane
-from multiworld._core.lane.operations import Receive, Send, Source
+from multiworld._core.lane.operations import PayloadSource, Receive, Send
 
 __all__ = ["Network", "payload"]
 
@@ -102,7 +102,7 @@ class Network:
     def _read(self, rank: int) -> None:
         read, self._reads[rank] = self._reads[rank], None
         succeeded = self._random.random() < 0.8
-        if read.arrival.source is Source.VOID:
+        if read.arrival.source is PayloadSource.VOID:
             pass  # the buffer is another's by now
         elif succeeded:
             at = read.arrival.received

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._core.lane import frames
-from multiworld._core.lane.operations import Receive, Send, Source
+from multiworld._core.lane.operations import PayloadSource, Receive, Send
 from multiworld._core.lane.peer import LaneState, MemoryRead, Peer
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Lane:
         if self.error is not None:
             if arrival.receive is not None and not arrival.receive.done:
                 self._state.over(arrival.receive, self.error)
-        elif arrival.source is Source.MEMORY:
+        elif arrival.source is PayloadSource.MEMORY:
             self.peers[arrival.peer].read(read, succeeded=succeeded)
 
     def take_finished(self) -> list[Send | Receive]:

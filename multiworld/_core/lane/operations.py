@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Arrival", "Receive", "Send", "SizesDifferError", "Source"]
+__all__ = ["Arrival", "PayloadSource", "Receive", "Send", "SizesDifferError"]
 
 
 class SizesDifferError(Exception):
@@ -114,7 +114,7 @@ class Receive:
         self.arrival: Arrival | None = None
 
 
-class Source(enum.Enum):
+class PayloadSource(enum.Enum):
     """Where the bytes of an arrival come from."""
 
     WIRE = "wire"
@@ -135,7 +135,7 @@ class Arrival:
         order: among the messages of that sender.
         id: of its announcement; 0: none.
         address: in the sender's memory; 0: not to be read.
-        source: see `Source`.
+        source: see `PayloadSource`.
         view: where the bytes go: a receive's buffer, or one of its own; None before the first byte.
         received: bytes that have come.
         receive: the one that it matched; None while it waits for one, and where sizes differ.
@@ -155,7 +155,7 @@ class Arrival:
         self.order = order
         self.id = 0
         self.address = 0
-        self.source = Source.WIRE
+        self.source = PayloadSource.WIRE
         self.view: memoryview | None = None
         self.received = 0
         self.receive: Receive | None = None

@@ -10,7 +10,7 @@ from multiworld._core.lane import frames
 from multiworld._core.lane.frames import ProtocolError
 from multiworld._core.lane.incoming import Incoming
 from multiworld._core.lane.matching import Matching
-from multiworld._core.lane.operations import Arrival, Receive, SizesDifferError, Source
+from multiworld._core.lane.operations import Arrival, PayloadSource, Receive, SizesDifferError
 from multiworld._core.lane.outgoing import Outgoing
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Peer:
     def announced(self, channel: int, tag: int, id: int, size: int, address: int) -> None:
         """See `incoming.Handler`."""
         arrival = self._arrival(channel, tag, size)
-        arrival.id, arrival.address, arrival.source = id, address, Source.ANNOUNCED
+        arrival.id, arrival.address, arrival.source = id, address, PayloadSource.ANNOUNCED
         self._offer(arrival)
 
     def data(self, id: int, size: int) -> Arrival:
@@ -152,7 +152,7 @@ class Peer:
         self._owed += _cost(arrival)
         self._give_credit()
         if arrival.size != len(receive.view):
-            if arrival.source is Source.ANNOUNCED:
+            if arrival.source is PayloadSource.ANNOUNCED:
                 self.outgoing.tell(frames.pack(frames.DONE, id=arrival.id))
             self._state.over(receive, SizesDifferError(arrival.size, len(receive.view), self.rank))
             return
@@ -163,19 +163,19 @@ class Peer:
             self._state.over(receive)
             return
         self._state.matched.add(receive)
-        if arrival.source is Source.ANNOUNCED:
+        if arrival.source is PayloadSource.ANNOUNCED:
             self._fetch(arrival)
 
     def give_back(self, arrival: Arrival, receive: Receive) -> None:
         """Take a message from a receive that is cancelled: it waits again."""
         self._state.matched.discard(receive)
-        if arrival.source is Source.MEMORY:
+        if arrival.source is PayloadSource.MEMORY:
             # A new one, so that a read of the old one is known to be void. The sender keeps the bytes until
             # DONE: they are asked for again.
-            arrival.source, arrival.receive = Source.VOID, None
+            arrival.source, arrival.receive = PayloadSource.VOID, None
             self._state.reads.remove(arrival)
             again = Arrival(self.rank, arrival.channel, arrival.tag, arrival.size, arrival.order)
-            again.id, again.address, again.source = arrival.id, arrival.address, Source.ANNOUNCED
+            again.id, again.address, again.source = arrival.id, arrival.address, PayloadSource.ANNOUNCED
             arrival = again
         else:
             kept = memoryview(bytearray(arrival.size))
@@ -195,7 +195,7 @@ class Peer:
 
     def drop(self, arrival: Arrival) -> None:
         """No receive will want this message, which waits for one."""
-        if arrival.source is Source.ANNOUNCED:
+        if arrival.source is PayloadSource.ANNOUNCED:
             self.outgoing.tell(frames.pack(frames.DONE, id=arrival.id))
         self._owed += _cost(arrival)
         self._give_credit()
@@ -212,7 +212,7 @@ class Peer:
         if arrival.received < arrival.size:
             self._state.reads.append(arrival)  # after the others
             return
-        arrival.source = Source.WIRE
+        arrival.source = PayloadSource.WIRE
         self.outgoing.tell(frames.pack(frames.DONE, id=arrival.id))
         self.arrived(arrival)
 
@@ -229,10 +229,10 @@ class Peer:
 
     def _fetch(self, arrival: Arrival) -> None:
         if self._readable and arrival.address and arrival.view is not None:
-            arrival.source = Source.MEMORY
+            arrival.source = PayloadSource.MEMORY
             self._state.reads.append(arrival)
         else:
-            arrival.source = Source.WIRE
+            arrival.source = PayloadSource.WIRE
             self._coming[arrival.id] = arrival
             self.outgoing.tell(frames.pack(frames.CLEAR, id=arrival.id))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from multiworld.run.secure.source import Source
+    from multiworld.run.secure.source import CertificateSource
 
 __all__ = ["Secured", "open_secure"]
 
@@ -66,7 +66,7 @@ class Secured:
 
 
 def open_secure(
-    source: Source,
+    source: CertificateSource,
     job: str,
     launcher: Path,
     parts: ExitStack,

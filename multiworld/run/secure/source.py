@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from multiworld.run.errors import ArgumentsError
 
-__all__ = ["Source", "choose_source"]
+__all__ = ["CertificateSource", "choose_source"]
 
 
 @dataclass(frozen=True)
-class Source:
+class CertificateSource:
     """Where the certificates of this node's processes come from.
 
     Attributes:
@@ -25,7 +25,7 @@ class Source:
 
 def choose_source(
     *, secure: bool, authority: str | None, files: bool, nodes: int, run_id: str
-) -> Source | None:
+) -> CertificateSource | None:
     """Return where the certificates come from; None: connections are not TLS.
 
     Args:
@@ -53,9 +53,9 @@ def choose_source(
                 "authority out",
                 next_step="Give --rdzv-id, the same on all nodes, and another one for each run",
             )
-        return Source("folder", authority)
+        return CertificateSource("folder", authority)
     if files:
-        return Source("files")
+        return CertificateSource("files")
     if not secure:
         return None
     if nodes > 1:
@@ -65,4 +65,4 @@ def choose_source(
             next_step="Run m8d-run make-authority DIR once, have DIR on every node, and give --authority "
             "DIR; or set M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA on every node",
         )
-    return Source("run")
+    return CertificateSource("run")

@@ -22,7 +22,7 @@ from multiworld.run.secure import authority_folder, key_folder
 from multiworld.run.secure.certificates import Certificates
 from multiworld.run.secure.commands import make_authority
 from multiworld.run.secure.key_folder import KeyFolder, remove_abandoned
-from multiworld.run.secure.source import Source, choose_source
+from multiworld.run.secure.source import CertificateSource, choose_source
 from multiworld.run.workers.orphan_reaper import OrphanReaper
 
 PATIENCE = 60.0
@@ -32,11 +32,11 @@ PATIENCE = 60.0
     ("secure", "authority", "files", "nodes", "source"),
     [
         (False, None, False, 4, None),
-        (True, None, False, 1, Source("run")),
-        (False, None, True, 4, Source("files")),
-        (True, None, True, 4, Source("files")),
-        (False, "/a", False, 1, Source("folder", "/a")),
-        (True, "/a", False, 4, Source("folder", "/a")),
+        (True, None, False, 1, CertificateSource("run")),
+        (False, None, True, 4, CertificateSource("files")),
+        (True, None, True, 4, CertificateSource("files")),
+        (False, "/a", False, 1, CertificateSource("folder", "/a")),
+        (True, "/a", False, 4, CertificateSource("folder", "/a")),
     ],
 )
 def test_where_certificates_come_from(secure, authority, files, nodes, source):
@@ -78,9 +78,9 @@ def test_runs_of_several_nodes_that_share_an_authority_have_ids():
     with pytest.raises(ArgumentsError, match=r"--authority /a on up to 2 nodes.*--rdzv-id"):
         choose_source(secure=False, authority="/a", files=False, nodes=2, run_id="none")
     alone = choose_source(secure=False, authority="/a", files=False, nodes=1, run_id="none")
-    assert alone == Source("folder", "/a")
+    assert alone == CertificateSource("folder", "/a")
     own = choose_source(secure=False, authority=None, files=True, nodes=2, run_id="none")
-    assert own == Source("files")
+    assert own == CertificateSource("files")
 
 
 def test_a_launcher_of_several_nodes_with_an_authority_wants_an_id(tmp_path):
