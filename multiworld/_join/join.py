@@ -17,6 +17,7 @@ from multiworld import background_threads, settings
 from multiworld._core.state_machine import Announced, Joined, JoinFailed, Stage
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
+from multiworld._join import threaded
 from multiworld._join.advancing import Advancing
 from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, StateLike, make_plan
 from multiworld._join.endings import TRY_ENDS, is_tried_again, told_to_others
@@ -36,7 +37,6 @@ from multiworld.loading import load
 from multiworld.logs.handler import from_environment
 from multiworld.logs.source import about, logger
 from multiworld.registry import Reservation, registry
-from multiworld.work import seen
 from multiworld.world import Rejoins, World
 
 if TYPE_CHECKING:
@@ -531,38 +531,17 @@ def _destroyed(gen: Generation) -> None:
 
 async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) -> World:
     """Run a join on a thread of its own; a cancellation is over when the thread has undone its work."""
-    loop = asyncio.get_running_loop()
     stop = threading.Event()
-    result: asyncio.Future[World] = loop.create_future()
-    result.add_done_callback(seen)  # its awaiter may be cancelled, and then cancelled again
     taken = threading.Lock()  # by the caller, who then has the world, or by the thread, which then closes it
 
-    def settle(result: asyncio.Future[World], world: World | None, error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is not None:
-            result.set_exception(error)
-        elif world is not None:
-            result.set_result(world)
-
-    def work(result: asyncio.Future[World]) -> None:
-        world: World | None = None
-        error: BaseException | None = None
-        try:
-            world = run(stop.is_set)
-        except BaseException as exc:  # noqa: BLE001  (it is raised where the join is awaited)
-            error = exc
-        try:
-            loop.call_soon_threadsafe(settle, result, world, error)
-        except RuntimeError:  # the loop was closed meanwhile: no task waits
+    def over(world: World | None, told: bool) -> None:
+        if not told:
             stop.set()
-        finally:
-            del error, result  # it has this frame
         if world is not None and stop.is_set() and taken.acquire(blocking=False):
             world.close(UNDO_BUDGET)
 
     try:
-        threading.Thread(target=work, args=(result,), daemon=True, name=f"m8d-join-{plan.name}").start()
+        result = threaded.start(lambda: run(stop.is_set), f"m8d-join-{plan.name}", over)
     except RuntimeError as error:
         raise no_thread(plan.name, error) from error
     try:

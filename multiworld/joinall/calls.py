@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from multiworld import background_threads
+from multiworld._join import threaded
 from multiworld.joinall.joins import UNDO_BUDGET, JoinAllRequest, Joins
-from multiworld.work import seen
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -70,44 +70,25 @@ async def join_all_async(
     state: Mapping[str, StateLike] | None = None,
 ) -> dict[str, World]:
     """`join_all`, awaitable. Cancelling it closes what was joined here."""
-    loop = asyncio.get_running_loop()
     request = JoinAllRequest(rejoin, timeout, state, _gpu_here(), threading.Event())
-    result: asyncio.Future[dict[str, World]] = loop.create_future()
-    result.add_done_callback(seen)  # its awaiter may be cancelled
     taken = threading.Lock()
-
-    def settle(
-        result: asyncio.Future[dict[str, World]], worlds: dict[str, World] | None, error: BaseException | None
-    ) -> None:
-        if result.done():
-            return
-        if error is not None:
-            result.set_exception(error)
-        elif worlds is not None:
-            result.set_result(worlds)
-
     joins = _here()
 
-    def work(result: asyncio.Future[dict[str, World]]) -> None:
-        worlds: dict[str, World] | None = None
-        error: BaseException | None = None
+    def run() -> dict[str, World]:
         try:
-            worlds = joins.join(names, request)
-        except BaseException as exc:  # noqa: BLE001  (it is raised where this is awaited)
-            error = exc
-        with taken:
-            gone = request.stop.is_set()
-            request.ended = True
-        if gone:
-            joins.undo(request)
-        try:
-            loop.call_soon_threadsafe(settle, result, worlds, error)
-        except RuntimeError:  # the loop was closed meanwhile
-            joins.undo(request)
+            return joins.join(names, request)
         finally:
-            del error, result  # it has this frame
+            with taken:
+                gone = request.stop.is_set()
+                request.ended = True
+            if gone:
+                joins.undo(request)
 
-    threading.Thread(target=work, args=(result,), daemon=True, name="m8d-join-all").start()
+    def over(_: dict[str, World] | None, told: bool) -> None:
+        if not told:
+            joins.undo(request)
+
+    result = threaded.start(run, "m8d-join-all", over)
     try:
         worlds = await asyncio.shield(result)
     except asyncio.CancelledError:

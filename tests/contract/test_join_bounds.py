@@ -20,7 +20,7 @@ from kits.netkit import Network
 from worldkit import SOON, enter_netns
 
 import multiworld as mw
-from multiworld._join import join as joining
+from multiworld._join import threaded
 from multiworld._net.stores import opening, torchstore
 from multiworld._net.stores import store as stores
 
@@ -76,9 +76,7 @@ def test_an_awaited_join_on_a_host_without_threads(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     async def join():
-        monkeypatch.setattr(
-            joining, "threading", SimpleNamespace(Event=threading.Event, Lock=threading.Lock, Thread=fails)
-        )
+        monkeypatch.setattr(threaded, "threading", SimpleNamespace(Thread=fails))
         await mw.join_async("w1", 0, 1, store=dist.HashStore(), timeout=SOON)
 
     with pytest.raises(mw.JoinAbandonedError, match="can't start new thread"):
