@@ -131,6 +131,30 @@ class TestSameGroup:
                     assert event.fields["result"] == STALE
 
 
+@pytest.mark.parametrize("how", ["between", "type"])
+class TestCutShort:
+    """A coalesced operation ends after calls of it were queued: the group is out of step with its peers."""
+
+    @pytest.mark.stock
+    def test_stock_does_nothing_and_says_nothing(self, run, how):
+        with run("same_group", how=how) as ranks:
+            ranks.wait("value")
+            for rank in range(2):
+                assert not ranks.events(rank, "call")[0].fields["ok"]
+                assert ranks.events(rank, "again")[0].fields["ok"]
+                assert ranks.events(rank, "value")[0].fields["result"] == STALE
+
+    @pytest.mark.patched
+    def test_patched_says_so(self, run, how):
+        with run("same_group", how=how) as ranks:
+            for rank, told in enumerate(ranks.wait("depth")):
+                assert not ranks.events(rank, "call")[0].fields["ok"]
+                (again,) = ranks.events(rank, "again")
+                assert again.fields["error"] == "DistBackendError"
+                assert "coalesced" in again.fields["text"]
+                assert told.fields["depth"] == 0
+
+
 class TestUserGroup:
     """An NCCL group that the program opened itself is no coalesced operation left open."""
 

@@ -244,7 +244,10 @@ def open_group(me: Rank) -> None:
 
 
 def same_group(me: Rank) -> None:
-    """A coalesced operation fails; then the same group is used again. ``how``: nccl, argument, user."""
+    """A coalesced operation fails; then the same group is used again.
+
+    ``how``: nccl, argument, user; between: the user's own, after a call that was queued; type: one NCCL does not have.
+    """
     world(me)
     warm(me)
     peer = (me.rank + 1) % me.world_size
@@ -258,13 +261,18 @@ def same_group(me: Rank) -> None:
 
     def user() -> None:
         with c10d._coalescing_manager(device=me.device):
+            if me.config["how"] == "between":
+                dist.broadcast(ones(me), 0)
             raise ValueError("the program's own")
 
     if me.config["how"] == "nccl":
         with me.bed.enqueue_fails(6):
             me.attempt("call", lambda: batch(ones(me)))
+    elif me.config["how"] in ("user", "between"):
+        me.attempt("call", user)
     else:
-        me.attempt("call", user if me.config["how"] == "user" else lambda: batch(torch.ones(4)))
+        bad = torch.ones(4)
+        me.attempt("call", lambda: batch(bad.to(torch.int16).to(me.device) if me.config["how"] == "type" else bad))
     tensor, out = ones(me), torch.zeros(4).to(me.device)
     me.attempt("again", lambda: dist.all_reduce(tensor))
     torch.cuda.current_stream().synchronize()
