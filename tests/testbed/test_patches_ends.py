@@ -58,6 +58,33 @@ class TestAborts:
 
 
 @pytest.mark.patched
+class TestBesideOthers:
+    @pytest.mark.parametrize("members", [[0, 1], [1]], ids=["member", "no member"])
+    def test_a_split_is_over_before_its_parent_is_freed(self, run, members):
+        # NCCL's abort of a blocking communicator frees what a split of it uses.
+        with run("patches_ends:split_aborted", members=members) as ranks:
+            (aborts,) = ranks.wait("aborts", ranks=[0])
+            assert aborts.fields["count"] == 0
+            (event,) = ranks.events(0, "operation")
+            assert event.fields["error"] == "DistBackendError"
+            assert "aborted" in event.fields["text"]
+            assert event.fields["ms"] < 1000 * (3 + PROMPT)
+            ranks.tell("come")
+            (over,) = ranks.wait("over", ranks=[0])
+            assert over.fields["seen"]
+
+    def test_a_shrunk_group_is_aborted_as_others_are(self, run, build):
+        if tuple(map(int, build.torch.split(".")[:2])) < (2, 10):
+            pytest.skip("no group is made by shrinking there")
+        with run("patches_ends:shrunk", 3) as ranks:
+            for event in ranks.wait("abort", ranks=[0, 1]):
+                assert event.fields["ok"]
+                assert event.fields["ms"] < 1000 * (PATIENCE + PROMPT)
+            for event in ranks.wait("operation", ranks=[0, 1]):
+                assert "CleanUpOnly" in event.fields["text"]
+
+
+@pytest.mark.patched
 class TestDestroying:
     def test_without_a_thread_it_can_be_called_again(self, run):
         with run("patches_ends:no_threads_destroyed") as ranks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +68,37 @@ def maker_ends(me: Rank) -> None:
     me.attempt("abort", backend_of(me).abort)
     thread.join()
     me.event("left", comms=me.bed.count("comms"))
+    os._exit(0)
+
+
+def split_aborted(me: Rank) -> None:
+    """The watchdog aborts a group while it is split, which waits for a peer. ``members``: of the new group."""
+    world(me, device_id=me.device, timeout=timedelta(seconds=3))
+    warm(me)
+    if me.rank == 1:
+        me.hear("come", timeout=FOREVER)
+        dist.new_group(me.config["members"])
+        time.sleep(FOREVER)
+    work = dist.all_reduce(ones(me), async_op=True)  # which times out
+    me.attempt("operation", lambda: dist.new_group(me.config["members"]))
+    me.event("aborts", count=me.bed.count("aborts"))
+    me.hear("come", timeout=FOREVER)
+    me.event("over", seen=until(lambda: me.bed.count("comms") == 0))
+    del work
+    os._exit(0)
+
+
+def shrunk(me: Rank) -> None:
+    """A group is made by shrinking another; its abort hangs."""
+    world(me, device_id=me.device)
+    warm(me)
+    if me.rank == 2:
+        time.sleep(FOREVER)
+    group = dist.shrink_group([2])
+    warm(me, group)
+    me.bed.set("ABORT_HANG_MS", HANG)
+    me.attempt("abort", group._get_backend(me.device).abort)
+    me.attempt("operation", lambda: dist.all_reduce(ones(me), group=group))
     os._exit(0)
 
 
