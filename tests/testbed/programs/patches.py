@@ -272,7 +272,9 @@ def same_group(me: Rank) -> None:
         me.attempt("call", user)
     else:
         bad = torch.ones(4)
-        me.attempt("call", lambda: batch(bad.to(torch.int16).to(me.device) if me.config["how"] == "type" else bad))
+        me.attempt(
+            "call", lambda: batch(bad.to(torch.int16).to(me.device) if me.config["how"] == "type" else bad)
+        )
     tensor, out = ones(me), torch.zeros(4).to(me.device)
     me.attempt("again", lambda: dist.all_reduce(tensor))
     torch.cuda.current_stream().synchronize()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from programs.patches import FOREVER, aborted, lose_peer, ones, threads, until, warm, world
 
@@ -188,4 +190,44 @@ def barrier_other_mode(me: Rank) -> None:
     me.event("aborts", seen=aborted(me))
     me.bed.set("LAUNCH_HANG_MS", 0)
     thread.join()
+    os._exit(0)
+
+
+def calls(me: Rank) -> None:
+    """A little of everything, with every call of NCCL on stderr (the knob TRACE), and a line before each step."""
+
+    def step(name: str) -> None:
+        print(f"step {name}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def pair() -> None:
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, ones(me), 1 - me.rank), dist.P2POp(dist.irecv, ones(me), 1 - me.rank)]
+        ):
+            work.wait()
+
+    def block() -> None:
+        with c10d._coalescing_manager(device=me.device):
+            for _ in range(2):
+                dist.broadcast(ones(me), 0)
+
+    def alone() -> None:
+        (dist.send if me.rank else dist.recv)(ones(me), 1 - me.rank)
+
+    steps = {
+        "init": lambda: world(me, device_id=me.device),
+        "all_reduce": lambda: warm(me),
+        "barrier": dist.barrier,
+        "batch": pair,
+        "block": block,
+        "single": alone,
+        "new_group": lambda: warm(me, dist.new_group([0, 1])),
+        "destroy": dist.destroy_process_group,
+    }
+    for name, do in steps.items():
+        step(name)
+        do()
+        if name != "destroy":
+            torch.cuda.synchronize()
+    step("end")
+    me.event("done")
     os._exit(0)
