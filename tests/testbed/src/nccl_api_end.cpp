@@ -103,13 +103,14 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   wait_for_graphs(*communicator);
   lock_context(*communicator);
   // An abort that fails has freed nothing: its job never ran (v2.30.7-1 src/init.cc, ncclCommAbort; src/group.cc).
-  int told = faults::abort_result(communicator->id);
+  // What one has freed that meets an error of CUDA is not known; callers do try again (torch's nccl2).
+  int told = result_of(faults::abort_result(communicator->id));
   if (inside.frees()) {
     take_back(comm, call, told == success);
     communicator->release();
   }
   communicator->overwrite();  // for the last time
-  return done(call, communicator, result_of(told));
+  return done(call, communicator, told);
 }
 
 #ifdef NCCL_REVOKE_DEFAULT
