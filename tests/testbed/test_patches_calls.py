@@ -22,7 +22,15 @@ _BOTH = {
 }
 _FIRST = {"init": "ncclCommInitRankConfig ncclGetUniqueId", "single": "ncclGroupEnd ncclGroupStart ncclRecv"}
 _RANKS = [_BOTH | _FIRST, _BOTH]
-RECORDED = {"2.9.1": _RANKS, "2.12.1": _RANKS}
+# 2.6 makes a communicator for two that send to each other.
+_PAIR = {"destroy": "ncclCommDestroy*3 ncclCommFinalize*3"}
+_PAIRS = [
+    _RANKS[0]
+    | _PAIR
+    | {"single": "ncclCommInitRankConfig ncclGetUniqueId ncclGroupEnd ncclGroupStart ncclRecv"},
+    _RANKS[1] | _PAIR | {"single": "ncclCommInitRankConfig ncclGroupEnd ncclGroupStart ncclSend"},
+]
+RECORDED = {"2.6.0": _PAIRS, "2.9.1": _RANKS, "2.12.1": _RANKS}
 
 
 def counted(log):
