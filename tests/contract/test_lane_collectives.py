@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -432,6 +433,19 @@ def left_by_an_error(me, size, lane):
             dist.all_gather_into_tensor(torch.zeros(3 * size), torch.ones(3))
         with dist._coalescing_manager():
             dist.all_reduce(room)
+        assert room.tolist() == [size * size] * 3
+        # A block whose beginning was refused, of the group that stands for the present generation's.
+        lasting = w.elastic_group
+        with (
+            mock.patch.object(dist.ProcessGroup, "_start_coalescing", side_effect=ZeroDivisionError),
+            pytest.raises(ZeroDivisionError),
+            dist._coalescing_manager(lasting, torch.device("cpu")),
+        ):
+            pass
+        room = torch.ones(3)
+        dist.all_reduce(room, group=lasting)
+        assert room.tolist() == [size] * 3
+        dist.all_reduce(room)
         assert room.tolist() == [size * size] * 3
         with pytest.raises(ValueError, match="non-empty"), dist._coalescing_manager():
             dist.all_reduce(room)

@@ -177,7 +177,8 @@ def test_a_collective_raises_soon_after_the_verdict(cast, loop, nbytes):
         late.append(seen.late)
     assert one.finish() == 0
     log.info("%s, %d bytes: %s s", loop, nbytes, [f"{each:.4f}" for each in late])
-    assert statistics.median(late) < BOUND, late
+    # Threads of DDP's and of gloo's have to get their turns one after the other there.
+    assert statistics.median(late) < (4 * BOUND if loop == "backward" else BOUND), late
 
 
 def told_late(me, size, lane):

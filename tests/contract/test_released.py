@@ -84,6 +84,7 @@ def leaves(me, ports, first=0):
     me.hear()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("rank", "worlds"), [(0, 200), (1, 60)])
 def test_dead_worlds_leave_nothing(cast, rank, worlds):
     ports = [free_port() for _ in range(worlds)]

@@ -30,7 +30,7 @@ _PAIRS = [
     | {"single": "ncclCommInitRankConfig ncclGetUniqueId ncclGroupEnd ncclGroupStart ncclRecv"},
     _RANKS[1] | _PAIR | {"single": "ncclCommInitRankConfig ncclGroupEnd ncclGroupStart ncclSend"},
 ]
-RECORDED = {"2.6.0": _PAIRS, "2.9.1": _RANKS, "2.12.1": _RANKS}
+RECORDED = {"2.6.0": _PAIRS, "2.9.1": _RANKS, "2.12.1": _RANKS, "2.14.1": _RANKS}
 
 
 def counted(log):

@@ -6,10 +6,19 @@ import pytest
 
 BACKENDS = [pytest.param(name, marks=pytest.mark.backend(name)) for name in ("nccl", "nccl2")]
 CASES = (
-    "captured", "ending", "outside", "outside_late", "queued", "late", "user", "user_inside", "user_nothing", "user_batch",
+    "captured", "ending", "outside", "outside_late", "queued", "late", "user", "user_inside", "user_nothing", "user_elastic", "user_batch",
     "user_wrong", "user_outside", "half", "half_batch", "half_on_cpu", "closed",
 )  # fmt: skip
-HEALTHY = {"user", "user_inside", "user_nothing", "user_batch", "user_wrong", "user_outside", "closed"}
+HEALTHY = {
+    "user",
+    "user_inside",
+    "user_nothing",
+    "user_elastic",
+    "user_batch",
+    "user_wrong",
+    "user_outside",
+    "closed",
+}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

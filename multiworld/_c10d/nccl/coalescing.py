@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.nccl.inflight import Traffic
 
-__all__ = ["PARTLY", "Coalescing", "beside", "close_left", "of", "start"]
+__all__ = ["PARTLY", "Coalescing", "beside", "close_left", "depths", "of", "start"]
 
 PARTLY = "multiworld: a part of the operations put together was posted"
 """Error text of a world whose batch was cut off; known to `multiworld._c10d.fault_classification`."""
@@ -113,6 +113,11 @@ def _open() -> dict[int, Coalescing]:
 def of(group: Any) -> Coalescing | None:
     """Return this thread's open group of a process group; None without one."""
     return _open().get(id(group))
+
+
+def depths() -> dict[Coalescing, int]:
+    """Return what this thread has open, of any group, and how often each was started."""
+    return {each: each.depth for each in _open().values()}
 
 
 def beside(group: Any) -> Coalescing | None:

@@ -135,7 +135,7 @@ def install(patches: Patches) -> None:
             plain = _one_by_one(plain, name, single[nccl.SINGLE[name]])
         patches.set(group, name, _dressed(_posting(plain, ends=name == "_end_coalescing"), vars(group)[name]))
     patches.set(group, "_start_coalescing", _dressed(_starting(start, end), start))
-    coalescing_block.when_left_by_an_exception(patches, _abandon)
+    coalescing_block.when_left_by_an_exception(patches, _abandoning)
     for name in ("wait", "synchronize"):
         patches.set(work, name, _dressed(_waiting(_bare(vars(work)[name])), vars(work)[name]))
     for name, make in (("is_completed", _asking), ("get_future", _promising)):
@@ -269,10 +269,16 @@ def _give_up(
     state.translate(state, cut)
 
 
-def _abandon(group: Any, _pending: dict[Any, Any], error: BaseException) -> None:
-    opened = coalescing.of(group)
-    if opened is not None:
-        _give_up(opened, owner_of(group), error)
+def _abandoning(_group: Any, _pending: dict[Any, Any]) -> Callable[[BaseException], None]:
+    # Not by the group that was named: one that stands for another has that one's opened.
+    before = coalescing.depths()
+
+    def abandon(error: BaseException) -> None:
+        for opened, depth in coalescing.depths().items():
+            if depth > before.get(opened, 0):
+                _give_up(opened, owner_of(opened.group), error)
+
+    return abandon
 
 
 def _owner_of_call(group: Any, args: tuple[Any, ...], *, together: bool = False) -> _Owner | None:

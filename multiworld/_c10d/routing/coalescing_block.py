@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d.routing.state import owner_of
+from multiworld._c10d.routing.state import StandIn, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,39 +28,42 @@ def install(patches: Patches) -> None:
     Args:
         patches: records what was replaced.
     """
-    when_left_by_an_exception(patches, lambda group, pending, _: pending.pop(group, None))
+    when_left_by_an_exception(patches, lambda group, pending: lambda _: pending.pop(group, None))
 
 
 def when_left_by_an_exception(
-    patches: Patches, undo: Callable[[Any, dict[Any, Any], BaseException], object]
+    patches: Patches, begin: Callable[[Any, dict[Any, Any]], Callable[[BaseException], object]]
 ) -> None:
-    """Have `undo` called where an exception leaves such a block of a world's process group.
+    """Have something undone where an exception leaves such a block of a world's group, or its beginning.
 
     Args:
         patches: records what was replaced.
-        undo: called with the process group, what torch has put together by group, and the exception.
+        begin: called where a block begins, with the process group and what torch has put together by group;
+            returns what is called with the exception.
     """
     manager: Any = c10d._coalescing_manager
     # The function inside of the context manager: programs have imported the manager by name.
     cell = manager.__closure__[manager.__code__.co_freevars.index("func")]
-    patches.set(cell, "cell_contents", _undoing(cell.cell_contents, undo))
+    patches.set(cell, "cell_contents", _undoing(cell.cell_contents, begin))
 
 
-def _undoing(function: Any, undo: Callable[[Any, dict[Any, Any], BaseException], object]) -> Any:
+def _undoing(function: Any, begin: Callable[[Any, dict[Any, Any]], Callable[[BaseException], object]]) -> Any:
     plain = contextlib.contextmanager(function)
 
     def block(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
         group = group or c10d._get_default_group()
         # Of the world that is selected where the block begins.
         pending = c10d._world.pg_coalesce_state
-        began = False
+        # The list of a block around this one, of the same group: it is that one's, until this one has begun.
+        ours = group not in pending
+        undo = begin(group, pending)
         try:
             with plain(group, *args, **kwargs) as together:
-                began = True
+                ours = True
                 yield together
         except BaseException as exc:
-            if began and owner_of(group) is not None:
-                undo(group, pending, exc)
+            if ours and (isinstance(group, StandIn) or owner_of(group) is not None):
+                undo(exc)
             raise
 
     return block

@@ -34,7 +34,7 @@ def opened(me: Rank) -> None:
             me.event("after", case=case, depth=me.bed.count("group_depth"), open=len(_pending(world)))
         else:
             meet(me, f"inside{number}")
-            if case in {"user_inside", "user_nothing", "user_wrong", "user_outside"}:
+            if case in {"user_inside", "user_nothing", "user_elastic", "user_wrong", "user_outside"}:
                 world.all_reduce(full(1, me.device))
             if not case.startswith("user"):
                 world.close()
@@ -141,6 +141,15 @@ def user_inside(me: Rank, world: mw.World, inside: str) -> None:
     with world:
         with contextlib.suppress(ZeroDivisionError), _coalescing_manager(device=me.device):
             dist.all_reduce(full(1, me.device))
+            raise ZeroDivisionError
+        _goes_on(me, world, inside)
+
+
+def user_elastic(me: Rank, world: mw.World, inside: str) -> None:
+    """The same, by the group that stands for the present generation's."""
+    with world:
+        group = world.elastic_group
+        with contextlib.suppress(ZeroDivisionError), _coalescing_manager(group, me.device):
             raise ZeroDivisionError
         _goes_on(me, world, inside)
 
@@ -261,14 +270,26 @@ def beside(me: Rank) -> None:
                 healthy.all_reduce(full(1, me.device))
             except RuntimeError as error:
                 told = str(error)
+            for _ in range(2):  # the first one leaves nothing that torch refuses the second one for
+                with contextlib.suppress(RuntimeError):
+                    _exchange(healthy, peer, me.device)
             dist.irecv(got, peer)
         together.wait()
     t = full(1, me.device)
     healthy.all_reduce(t)
+    _exchange(healthy, peer, me.device)
     me.event("told", text=told, right=same(got, peer + 1) and same(t, 2))
     meet(me, "done")
     world.close()
     healthy.close()
+
+
+def _exchange(world: mw.World, peer: int, device: Any) -> None:
+    with world:
+        ops = [dist.P2POp(dist.isend, full(3, device), peer), dist.P2POp(dist.irecv, full(0, device), peer)]
+    for work in world.batch_isend_irecv(ops):
+        work.wait()
+    assert same(ops[1].tensor, 3)
 
 
 CASES = {
@@ -281,6 +302,7 @@ CASES = {
     "user": user,
     "user_inside": user_inside,
     "user_nothing": user_nothing,
+    "user_elastic": user_elastic,
     "user_batch": user_batch,
     "user_wrong": user_wrong,
     "user_outside": user_outside,

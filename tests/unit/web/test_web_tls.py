@@ -254,14 +254,14 @@ def test_a_stranger_that_sends_has_its_time_and_no_more(page, files, monkeypatch
 
 @pytest.mark.parametrize("how", ["certificate", "token", "link"])
 def test_who_has_been_let_in_may_be_silent(page, files, member, how, monkeypatch):
-    monkeypatch.setattr(connections, "SILENCE", 0.2)
+    monkeypatch.setattr(connections, "SILENCE", 2.0)
     path = b"/?token=t0ken" if how == "link" else b"/api/v1/view"
     more = b"\r\nAuthorization: Bearer t0ken\r\n\r\n" if how == "token" else b"\r\n\r\n"
     asks = PROBE.replace(b"/live", path).replace(b"\r\n\r\n", more)
     with connected((page.host, page.port), files.ca, member if how == "certificate" else None) as link:
         link.sendall(asks)
         link.recv(1 << 16)
-        link.settimeout(1.0)
+        link.settimeout(2 * connections.SILENCE)
         with pytest.raises(TimeoutError):
             while link.recv(1 << 16):
                 continue
