@@ -1,12 +1,15 @@
 """Building groups: what is refused, what gives up in time, backends by name, and nothing left after many."""
 
+import contextlib
 import datetime as dt
+import gc
 import inspect
 import os
 import resource
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -356,6 +359,33 @@ def test_connecting_can_be_left_behind():
     assert nccl.cancellable(lambda: 7, lambda: None) == 7
     with pytest.raises(ZeroDivisionError):
         nccl.cancellable(lambda: 1 / 0, lambda: None)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_group_that_could_not_connect_had_made_does_not_wait_for_the_garbage_collector(late):
+    made, gate = [], threading.Event()
+
+    class Group:
+        pass
+
+    def make():
+        group = Group()
+        made.append(weakref.ref(group))
+        assert not late or gate.wait(PATIENCE)
+        raise KeyError("not connected")
+
+    def check():
+        if late and made:
+            raise KeyError("given up")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(KeyError):
+            nccl.cancellable(make, check)
+        gate.set()
+        assert settles(lambda: made[0]() is None)
+    finally:
+        gc.enable()
 
 
 def test_what_torch_asks_for_a_group_to_split_is_taken():

@@ -340,6 +340,8 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None], rank: int = 
                 box.clear()
         except BaseException as error:  # raised where it is waited for
             failed.append(error)
+            if given_up.is_set():
+                failed.clear()
         finally:
             done.set()
 
@@ -349,8 +351,10 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None], rank: int = 
             check()
         except BaseException:  # noqa: PERF203  (fifty times a second)
             given_up.set()
+            failed.clear()
             abandoned.add(rank)
             raise
     if failed:
-        raise failed[0]
+        # Kept here it would keep its frames, and they what was made, until the next GC cycle.
+        raise failed.pop()
     return box.pop()
