@@ -158,6 +158,14 @@ def test_a_member_is_stopped_while_the_others_make_groups(launch, what):
     lose(launch, "nccl", [("bare", what)], stop, connecting=int(what == "new_group"), hang_timeout=HANG)
 
 
+@pytest.mark.backend("nccl2")
+def test_a_loss_is_not_kept_to_the_timeout_where_torch_waits_by_itself(launch):
+    # N2: torch's own wait looks at no error before the timeout, 60 s. N4: later operations raise a RuntimeError.
+    env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+    cases = [("method", "all_reduce"), ("bare", "all_reduce"), ("bare_async", "recv"), ("bare", "future")]
+    lose(launch, "nccl2", cases, kill, env=env)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_member_leaves(launch, backend):
     lose(launch, backend, [("method", "all_reduce"), ("bare", "recv"), ("aio", "recv")], leave)
