@@ -81,7 +81,7 @@ KNOBS = {each.name: each for each in _TABLE}
 COUNTERS = (
     "launches", "enqueues", "group_depth", "comms", "comms_made", "aborts", "streams", "events", "allocations",
     "stubs", "kernels_refused", "kernels_filled", "ops_pending", "stream_workers", "stream_workers_started",
-    "busy", "freed_uses",
+    "busy", "freed_uses", "introduced",
 )  # fmt: skip
 
 

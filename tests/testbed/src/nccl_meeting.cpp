@@ -9,8 +9,12 @@
 #include <system_error>
 #include <thread>
 
+#include "bed.h"
+
 namespace bed::nccl {
 namespace {
+
+const Counters names({"introduced"});
 
 struct Verdict {
   int32_t result = success, count = 0;
@@ -146,6 +150,7 @@ Result Meeting::join(uint16_t host, const Introduction& me, const Bell& bell) {
   host_ = dial_local(host);
   if (!host_) return remote_error;
   Result result = result_of(transmit(host_, &me, sizeof me, bell));
+  count("introduced");
   Verdict verdict;
   if (result == success) result = result_of(receive(host_, &verdict, sizeof verdict, bell));
   if (result == success) result = static_cast<Result>(verdict.result);
