@@ -57,12 +57,18 @@ def _undoing(function: Any, begin: Callable[[Any, dict[Any, Any]], Callable[[Bas
         # The list of a block around this one, of the same group: it is that one's, until this one has begun.
         ours = group not in pending
         undo = begin(group, pending)
+        of_a_world = isinstance(group, StandIn) or owner_of(group) is not None
         try:
             with plain(group, *args, **kwargs) as together:
                 ours = True
-                yield together
-        except BaseException as exc:
-            if ours and (isinstance(group, StandIn) or owner_of(group) is not None):
+                try:
+                    yield together
+                except BaseException as exc:
+                    if of_a_world:  # before a patched torch ends the block, too
+                        undo(exc)
+                    raise
+        except BaseException as exc:  # of its beginning, or of its end
+            if ours and of_a_world:
                 undo(exc)
             raise
 

@@ -82,7 +82,7 @@ def locked(me: Rank) -> None:
     with broken(me, "broken"):
         lost.recv(full(0, me.device), 1)
     assert until(lambda: me.bed.count("aborts") > aborts)
-    assert lost.close(LONG / 10)  # the abort has ended
+    assert lost.close(LONG)  # the abort has ended
     counts = [len(each.rounds) for each in loops]
     assert until(lambda: all(len(each.rounds) > count + 2 for each, count in zip(loops, counts, strict=True)))
     names = ("lives", "gloo", "python")
