@@ -23,6 +23,7 @@ VERIFIED = {
     "wheels": [WHEEL],
     "pinned_packages": ["nvidia-nccl-cu12"],
     "build_packages": ["nvidia-cuda-nvcc-cu12==12.4.131"],
+    "packages": {"nvidia-cuda-nvcc-cu12==12.4.131": "1" * 64},
     "accepted": {"_Zf": "why"},
 }
 

@@ -14,7 +14,13 @@ from m8d_build.files.lock import hold
 from m8d_build.gitrepo.tree import changed_files, head_commit, is_git_tree
 from m8d_build.overlay.build import OverlayRequest, build_overlay
 from m8d_build.overlay.plan import Step
-from m8d_build.porting.decide import header_packages, nearest_series, not_proven, proof
+from m8d_build.porting.decide import (
+    header_packages,
+    nearest_series,
+    not_proven,
+    proof,
+    recorded_packages,
+)
 from m8d_build.porting.report import SUFFIX, PortReport, Recorder, write
 from m8d_build.series.port import port_series
 from m8d_build.series.read import load_series
@@ -141,6 +147,7 @@ class _Port:
             "commit": inside.git_version,
             "pinned_packages": list(pinned),
             "build_packages": list(others),
+            "packages": recorded_packages(target, self.targets),
             "accepted": dict(self.targets.get(self.report.ported_from).accepted),
             "wheels": [known],
         }

@@ -12,7 +12,15 @@ from m8d_build.targets import Status, Target, Targets
 if TYPE_CHECKING:
     from m8d_build.sources.base import SourceTree
 
-__all__ = ["header_packages", "nearest_series", "needs_port", "not_proven", "proof", "unlisted"]
+__all__ = [
+    "header_packages",
+    "nearest_series",
+    "needs_port",
+    "not_proven",
+    "proof",
+    "recorded_packages",
+    "unlisted",
+]
 
 
 def needs_port(target: Target) -> bool:
@@ -99,6 +107,17 @@ def header_packages(target: Target, targets: Targets, cuda: str) -> tuple[tuple[
         )
     other = nearest_series(Targets(alike), target.version)
     return other.pinned_packages, other.build_packages
+
+
+def recorded_packages(target: Target, targets: Targets) -> dict[str, str]:
+    """Return the SHA-256 of every package on record, by "name==version"; the target's own entry goes first.
+
+    A key names one release of a package, so what one version has on record holds for every other.
+    """
+    merged: dict[str, str] = {}
+    for entry in (*targets, target):
+        merged |= entry.packages
+    return merged
 
 
 def proof(tree: SourceTree, target: Target, commit: str, head: str) -> str:

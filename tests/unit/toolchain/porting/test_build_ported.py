@@ -74,6 +74,7 @@ def test_the_tag_is_fetched_the_series_ported_and_the_build_gets_it(port, overla
     assert [unit.path for unit in target.units] == [NCCL]
     assert target.pinned_packages == ("nvidia-nccl-cu12",)
     assert target.build_packages == ("nvidia-cuda-nvcc-cu12==12.4.131",)
+    assert dict(target.packages) == {"nvidia-cuda-nvcc-cu12==12.4.131": "1" * 64}
     assert dict(target.accepted) == {"_Zf": "why"}
     assert [wheel.git_version for wheel in target.wheels] == [port.commit]
     assert (request.wheel, request.unproven, request.allow_unverified) == (port.wheel, (), False)

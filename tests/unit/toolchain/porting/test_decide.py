@@ -8,7 +8,14 @@ import pytest
 from kits.fakewheel import target_of
 
 from m8d_build.errors import PrerequisiteMissing, UnknownVersion
-from m8d_build.porting.decide import header_packages, nearest_series, needs_port, proof, unlisted
+from m8d_build.porting.decide import (
+    header_packages,
+    nearest_series,
+    needs_port,
+    proof,
+    recorded_packages,
+    unlisted,
+)
 from m8d_build.settings import REPO_ROOT
 from m8d_build.sources.base import SourceTree
 from m8d_build.targets import Abi, Status, Targets, load_targets
@@ -79,6 +86,18 @@ def test_packages_are_those_of_the_nearest_version_with_the_same_cuda():
 def test_packages_that_a_version_names_itself_are_taken():
     own = target_of(version="2.13.0", status=Status.PLANNED, build_packages=("nvcc==13.2",))
     assert header_packages(own, Targets((verified("2.6.0"),)), "13.2") == ((), ("nvcc==13.2",))
+
+
+def test_hashes_are_those_of_every_version_and_the_versions_own_go_first():
+    targets = Targets(
+        (
+            verified("2.6.0", packages={"nccl==2": "a", "nvcc==1": "b"}),
+            verified("2.9.1", packages={"json==3": "c"}),
+        )
+    )
+    own = target_of(version="2.13.0", status=Status.PLANNED, packages={"nvcc==1": "d"})
+    assert recorded_packages(own, targets) == {"nccl==2": "a", "nvcc==1": "d", "json==3": "c"}
+    assert recorded_packages(unlisted("2.13.0"), targets)["nvcc==1"] == "b"
 
 
 def test_a_cuda_that_no_version_has_is_told_with_those_that_are_known():
