@@ -18,6 +18,7 @@ from m8d_build.errors import CheckFailed, DiskFull, PreflightFailed
 from m8d_build.files.blobs import blob_id, file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.files.lock import CACHE_OPTION, hold, using
+from m8d_build.gitrepo.tree import is_git_tree, uncommitted
 from m8d_build.overlay.compile import NO_FOREIGN_HEADERS, OLDEST_STD, compile_all, compiler_identity
 from m8d_build.overlay.dropin import Candidate, check_headers, check_overlay
 from m8d_build.overlay.graft import graft_edits
@@ -76,6 +77,8 @@ class OverlayRequest:
         source: "auto", "git", "distro", "cache" or a folder.
         allow_unverified: accept sources and wheels whose digests are not on record.
         unproven: names of inputs of which the caller knows that they are not on record.
+        sources_proven: the caller has shown that the whole source tree is the official wheel's, by its commit
+            or as the distribution's archive; what it holds needs no blob id on record.
     """
 
     target: Target
@@ -84,6 +87,7 @@ class OverlayRequest:
     source: str = "auto"
     allow_unverified: bool = False
     unproven: tuple[str, ...] = ()
+    sources_proven: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,8 +197,9 @@ class _Build:
             facts = self.libraries(wheel)
         with step(Step.COMPILE):
             compiled = self.compile(facts, toolbox, layout, compiler)
-            read |= (beyond := self.beyond_record(compiled, layout))
-            unverified += beyond
+            beyond, doubtful = self.beyond_record(compiled, layout)
+            read |= beyond
+            unverified += doubtful
         with step(Step.LINK):
             linked = self.link(compiled, packages)
         with step(Step.CHECK):
@@ -333,22 +338,28 @@ class _Build:
             report=self.report,
         )
 
-    def beyond_record(self, compiled: Sequence[Compiled], layout: Layout) -> dict[str, bytes]:
-        """Return what was compiled from the source tree and has no blob id on record.
+    def beyond_record(
+        self, compiled: Sequence[Compiled], layout: Layout
+    ) -> tuple[dict[str, bytes], tuple[str, ...]]:
+        """Return what was compiled from the source tree and has no blob id on record, and its unproven part.
 
         Headers that neither the stage nor the wheel has are found there.
 
         Raises:
-            BlobMismatch: there is such a file, and unverified ones are not accepted.
+            BlobMismatch: there is an unproven file, and unverified ones are not accepted.
         """
+        target, proven = self.request.target, self.request.sources_proven
         names = sorted({name for unit in compiled for name in unit.files})
         paths = [name.partition(":")[2] for name in names if name.startswith("source:")]
-        found = {
-            path: (layout.source / path).read_bytes() for path in paths if not self.request.target.blob(path)
-        }
-        if found and not self.request.allow_unverified:
-            raise not_recorded(found, self.request.target)
-        return found
+        found = {path: (layout.source / path).read_bytes() for path in paths if not target.blob(path)}
+        doubtful = tuple(found)
+        if found and proven:
+            # A checkout at the right commit may hold files that are not of that commit.
+            blobs = {path: blob_id(data) for path, data in found.items()}
+            doubtful = uncommitted(layout.source, blobs) if is_git_tree(layout.source) else ()
+        if doubtful and not self.request.allow_unverified:
+            raise not_recorded({path: found[path] for path in doubtful}, target, proven=proven)
+        return found, doubtful
 
     def link(self, compiled: Sequence[Compiled], packages: dict[str, Path]) -> Linked:
         official = read_library(self.work / GRAFTED)

@@ -116,11 +116,20 @@ class _Port:
         with self.reporter.step(OFFICIAL):
             wheel, recipe = self.official()
         with self.reporter.step(SOURCES):
-            tree, unproven = self.sources(recipe["commit"])
+            tree, proven = self.sources(recipe["commit"])
             origin = self.origin()
         with self.reporter.step(PORT):
             ported = self.port(tree, origin, recipe)
-        request = replace(self.request, target=ported.target, wheel=wheel.path, unproven=unproven)
+        target = self.request.target
+        unproven = [] if proven else [f"sources of {target.tag}"]
+        unproven += [] if target.commit else [f"official wheel of {target.version}"]
+        request = replace(
+            self.request,
+            target=ported.target,
+            wheel=wheel.path,
+            unproven=tuple(unproven),
+            sources_proven=proven,
+        )
         return build_overlay(request, replace(self.settings, patches=self.report.patches), self.reporter)
 
     def official(self) -> tuple[WheelFile, dict[str, Any]]:
@@ -152,8 +161,8 @@ class _Port:
             "wheels": [known],
         }
 
-    def sources(self, commit: str) -> tuple[SourceTree, tuple[str, ...]]:
-        """Return the version's sources, and names of what is not shown to be the official wheel's."""
+    def sources(self, commit: str) -> tuple[SourceTree, bool]:
+        """Return the version's sources, and whether they are shown to be the official wheel's."""
         request, target = self.request, self.request.target
         tree = fetch_source(
             target,
@@ -171,8 +180,7 @@ class _Port:
         said = shown or "NOTHING shows that they are those of the official wheel (--allow-unverified)"
         self.report.facts["sources"] = f"{tree.origin}: {said}"
         self.reporter.note(self.report.facts["sources"])
-        unproven = () if shown else (f"sources of {target.tag}",)
-        return tree, (unproven if target.commit else (*unproven, f"official wheel of {target.version}"))
+        return tree, bool(shown)
 
     def origin(self) -> Path | None:
         """Return the sources that the series was made for, None where they cannot be had."""

@@ -73,9 +73,21 @@ def mismatch(
     )
 
 
-def not_recorded(found: Mapping[str, bytes], target: Target) -> BlobMismatch:
-    """Return the error for files that a build has read, and whose blob ids the target does not know."""
+def not_recorded(found: Mapping[str, bytes], target: Target, *, proven: bool = False) -> BlobMismatch:
+    """Return the error for files that a build has read, and whose blob ids the target does not know.
+
+    Args:
+        found: contents by path.
+        target: what the build is for.
+        proven: the tree is a checkout at the right commit, and these files are not of that commit.
+    """
     listed = "".join(f'\n  "{path}" = "{blob_id(data)}"' for path, data in found.items())
+    if proven:
+        return BlobMismatch(
+            f"{len(found)} of the files that were compiled are not committed in the checkout:{listed}",
+            rule=f"What is compiled from a checkout of {target.tag} is in its commit",
+            next_step="Remove them, or take --source git; or --allow-unverified if you know what they are",
+        )
     return BlobMismatch(
         f"{len(found)} of the files that were compiled have no blob id on record for {target.tag}:{listed}",
         rule="Each file of PyTorch's sources that a build reads is in [target.files] of patches/targets.toml",

@@ -78,6 +78,7 @@ def test_the_tag_is_fetched_the_series_ported_and_the_build_gets_it(port, overla
     assert dict(target.accepted) == {"_Zf": "why"}
     assert [wheel.git_version for wheel in target.wheels] == [port.commit]
     assert (request.wheel, request.unproven, request.allow_unverified) == (port.wheel, (), False)
+    assert request.sources_proven
     sources = port.settings.cache / f"sources/v{NEXT}/git/tree"
     files = {path: (sources / path).read_bytes() for path in (NCCL, GROUP)}
     assert verify(target, load_series(settings.patches, NEXT), files) == []
@@ -147,7 +148,7 @@ def test_sources_at_another_commit_than_the_wheels_are_refused_unless_allowed(po
             with pytest.raises(BlobMismatch, match=f"no commit that is known.*{port.commit}"):
                 build_ported(request, port.settings, Silent())
     ((made, _),) = overlay.calls
-    assert made.unproven == (f"sources of v{NEXT}",)
+    assert (made.unproven, made.sources_proven) == ((f"sources of v{NEXT}",), False)
     assert "NOTHING shows" in report_of(port)["sources"]
 
 
