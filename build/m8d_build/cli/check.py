@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from m8d_build.check import check_wheel
 from m8d_build.check.run import EXPECTED_SECONDS, STOCK_AUTO, STOCK_NONE
 from m8d_build.cli import print_json
@@ -16,8 +18,7 @@ from m8d_build.progress import Progress, Silent
 if TYPE_CHECKING:
     import argparse
 
-    from rich.console import Console
-
+    from m8d_build.check.report import Report
     from m8d_build.settings import Settings
 
 __all__ = ["HELP", "NAME", "configure_parser", "execute"]
@@ -79,11 +80,9 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             markup=False,
             soft_wrap=True,
         )
-    added = add_behaviour(wheel, report.as_json())
+    _add_to_port(wheel, report, console, as_json=args.json)
     report.require_ok(log)
     if not args.json:
-        if added is not None:
-            console.print(f"Added to the report on the port: {added}", markup=False, soft_wrap=True)
         console.print(
             f"{len(report.results)} checks as expected, {report.seconds:.0f} s. Log: {log}",
             markup=False,
@@ -95,6 +94,22 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             soft_wrap=True,
         )
     return 0
+
+
+def _add_to_port(wheel: Path, report: Report, console: Console, *, as_json: bool) -> None:
+    """Add what was found to the report on the port, if there is one, and say so.
+
+    The outcome of the checks is what the command answers: a report that cannot be written is only noted.
+    """
+    try:
+        added = add_behaviour(wheel, report.as_json())
+    except OutputUnwritable as exc:
+        # With --json the output is JSON alone.
+        told = Console(stderr=True, highlight=False) if as_json else console
+        told.print(f"NOT added to the report on the port: {exc}", markup=False, soft_wrap=True)
+        return
+    if added is not None and not as_json:
+        console.print(f"Added to the report on the port: {added}", markup=False, soft_wrap=True)
 
 
 def _new_log(folder: Path, wheel: Path) -> Path:

@@ -675,6 +675,48 @@ def test_command_takes_the_newest_patched_wheel_and_fails_if_a_check_failed(tmp_
     assert (out / "logs" / "check-torch-2.7.0+cu126.m8d1-b.log").exists()
 
 
+@pytest.mark.parametrize("trouble", ["damaged", "unwritable"])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_report_on_a_port_that_cannot_be_added_to_hides_no_outcome(
+    tmp_path, monkeypatch, capsys, trouble, options
+):
+    wheel = tmp_path / "torch-2.7.0+cu126.m8d0.ported-b.whl"
+    wheel.touch()
+    wheel.with_name(f"{wheel.name}.port.json").write_text("{" if trouble == "damaged" else "{}")
+    if trouble == "unwritable":
+        # In the way of the file that is renamed: also root cannot write there.
+        wheel.with_name(f".{wheel.name}.port.json.part").mkdir()
+    outcome = "good"
+    monkeypatch.setattr(
+        check_cli, "check_wheel", lambda *_, **__: report_of(judge(CASE, seen(ABORTED), seen(outcome)))
+    )
+    console = Console(file=io.StringIO(), width=200)
+    args = arguments(tmp_path, str(wheel), *options)
+    assert check_cli.execute(args, settings_in(tmp_path), console) == 0
+    said = console.file.getvalue()
+    note = capsys.readouterr().err if options else said
+    assert "NOT added to the report on the port" in note
+    assert f"{wheel.name}.port.json" in note
+    if options:
+        assert json.loads(said)["ok"] is True
+    outcome = ABORTED
+    with pytest.raises(BehaviourFailed):
+        check_cli.execute(args, settings_in(tmp_path), console)
+
+
+def test_a_failed_check_is_added_to_the_report_on_the_port(tmp_path, monkeypatch):
+    wheel = tmp_path / "torch-2.7.0+cu126.m8d0.ported-b.whl"
+    wheel.touch()
+    beside = wheel.with_name(f"{wheel.name}.port.json")
+    beside.write_text("{}")
+    monkeypatch.setattr(
+        check_cli, "check_wheel", lambda *_, **__: report_of(judge(CASE, seen(ABORTED), seen(ABORTED)))
+    )
+    with pytest.raises(BehaviourFailed):
+        check_cli.execute(arguments(tmp_path, str(wheel)), settings_in(tmp_path), Console(file=io.StringIO()))
+    assert json.loads(beside.read_text())["behaviour"]["ok"] is False
+
+
 def test_command_without_a_wheel_says_where_it_looked(tmp_path):
     with pytest.raises(WheelUnreachable, match="no patched wheel"):
         check_cli.execute(arguments(tmp_path), settings_in(tmp_path), Console())
