@@ -107,7 +107,7 @@ def _ratio_over_size(figures: Sequence[Figure], op: str) -> Canvas | None:
         drawing.bytes_axis(each, _has(own, "bytes"))
         drawing.log_values(each)
         each.set_title(f"{count} members")
-        each.set_ylabel("time / torch.distributed's")
+        each.set_ylabel("time / torch's")
     _legend(canvas, axes)
     return canvas
 
