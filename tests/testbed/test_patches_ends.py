@@ -70,7 +70,9 @@ class TestBesideOthers:
             assert aborts.fields["count"] == 0
             (event,) = ranks.events(0, "operation")
             assert event.fields["error"] == "DistBackendError"
-            assert "aborted" in event.fields["text"]
+            # A rank outside of the new group has its group's timeout as well, which is over about when the abort comes.
+            ends = ("aborted",) if 0 in members else ("aborted", "has not split a communicator within")
+            assert any(each in event.fields["text"] for each in ends), event
             assert event.fields["ms"] < 1000 * (3 + PROMPT)
             ranks.tell("come")
             (over,) = ranks.wait("over", ranks=[0])
