@@ -280,7 +280,7 @@ def test_pictures_are_labelled(drawn):
             "64 KB",
             "1 MB",
             "World.aio",
-            "time / torch.distributed's",
+            "time / torch's",
             "size of a message",
         ),
         "throughput": ("send_recv, 2 members", "MB/s", "torch.distributed"),
