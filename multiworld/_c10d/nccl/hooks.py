@@ -237,9 +237,16 @@ def _with_work(args: tuple[Any, ...]) -> None:
             options.asyncOp = True
 
 
-def _refuse_beside(owner: _Owner, group: Any) -> None:
-    """Refuse an operation inside of another group's block: unpatched, it returns before it is begun."""
-    if not owner.traffic.fragile or (other := coalescing.beside(group)) is None:
+def _refuse_beside(owner: _Owner, group: Any, *, starts: bool = False) -> None:
+    """Refuse an operation inside of another group's block: unpatched, it returns before it is begun.
+
+    Args:
+        owner: of the operation.
+        group: the process group.
+        starts: whether it begins a block itself: a patched older NCCL would close the other one for that.
+    """
+    starts = starts and nccl.is_older(group, owner.traffic.device)
+    if not (owner.traffic.fragile or starts) or (other := coalescing.beside(group)) is None:
         return
     state = owner_of(other.group)
     raise RuntimeError(
@@ -347,7 +354,7 @@ def _starting(function: Callable[..., Any], end: Callable[..., Any]) -> Callable
         owner = _owner_of_call(group, ())
         if owner is None:
             return function(group, *args, **kwargs)
-        _refuse_beside(owner, group)
+        _refuse_beside(owner, group, starts=True)
         pending = c10d._world.pg_coalesce_state  # the selected world's, which need not be the group's
         try:
             with coalescing.start(group, owner.traffic, pending, lambda: end(group, *args, **kwargs)):
