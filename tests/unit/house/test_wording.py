@@ -33,7 +33,7 @@ def test_pages_open_with_a_sentence(page):
 
 
 def test_comments_say_their_reason_themselves():
-    """No comment stands for the one before it: "(same)", "as above", "as in recv"."""
+    """Comments give their reason, and do not point to another comment as "(same)" and "as above" do."""
     elsewhere = re.compile(r"#.*(\(same\)|\b(as|see) above\b|\bas in (recv\b|`\w+`))")
     here = Path(__file__)
     found = [
