@@ -22,8 +22,8 @@ WRONG = 2
 """Exit code for wrong arguments, as argparse has it, and for each other `RunError`."""
 
 _USED_UP = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
-_SAID = {"can't start new thread", "Failed to create a socket"}
-"""Texts of RuntimeErrors that have no number: of Python, and of torch 2.4 where no descriptor is left."""
+_SAID = {"can't start new thread", "Failed to create a socket", "Failed to init uv loop"}
+"""Texts of RuntimeErrors that have no number: of Python, and of torch where no descriptor is left."""
 
 
 class RunError(MultiworldError):

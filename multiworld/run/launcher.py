@@ -33,6 +33,7 @@ from multiworld.run.clusters.filling import PREFIXES, fill
 from multiworld.run.configuration import check_preload, configure
 from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
+from multiworld.run.descriptors import check_descriptors
 from multiworld.run.elastic_feed import ElasticFeed
 from multiworld.run.ends import End, child_failed
 from multiworld.run.errors import WRONG, ArgumentsError, PlanError, RunError, used_up
@@ -235,6 +236,7 @@ def _planned(options: Options, config: LaunchConfig, plan: WorldsPlan) -> None:
 def _run_to_end(run: _Run, state: RunState) -> End:
     """Run the agent; every expected end of a run becomes an exit code."""
     try:
+        check_descriptors(run.config.nproc_per_node)
         with ExitStack() as parts:
             return record(_run_agent)(run, state, parts) or End(1, "no reason was given")
     except ChildFailedError as failed:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from multiworld.cli.console import complain
+from multiworld.run.descriptors import check_limit
 from multiworld.run.errors import RunError, starting_workers, used_up
 from multiworld.run.nodes.rendezvous import shut_down
 from multiworld.run.workers import process
@@ -66,6 +67,7 @@ def test_what_cannot_be_said_changes_no_exit_code(monkeypatch, stream):
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), True),
         (RuntimeError("can't start new thread"), True),
         (RuntimeError("Failed to create a socket"), True),
+        (RuntimeError("Failed to init uv loop"), True),
         (RuntimeError("another"), False),
         (FileNotFoundError(errno.ENOENT, "No such file"), False),
     ],
@@ -81,3 +83,10 @@ def test_a_worker_that_cannot_be_started_is_an_error_of_the_run():
     ):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/x")
     assert "Correct the path" in str(raised.value)
+
+
+def test_a_launcher_needs_some_descriptors_and_two_more_for_each_worker():
+    check_limit(10 + 56 + 2 * 4, 10, 4)
+    check_limit(None, 10, 4)
+    with pytest.raises(RunError, match=r"may have 73 .*needs 74 for 4 workers.*ulimit -n 74"):
+        check_limit(73, 10, 4)
