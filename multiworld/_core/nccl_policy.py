@@ -287,6 +287,11 @@ _BLOCKING = _Guard(
     older=("NCCL_BLOCKING_WAIT",),
 )
 _GUARDS = (_MONITOR, _DUMP, _DUMP_WAIT, _RETHROW)
+# A patched build keeps dumps apart by world. What remains: with dumps on, the monitor asks the world's store
+# each second, and a group is not destroyed before the store has answered.
+_DUMP_PATCHED = replace(
+    _DUMP, effect="a world whose store stands still is closed only when the store answers", brings_back=()
+)
 _ENDED_BY_GUARDS = frozenset(defect for guard in _GUARDS for defect in guard.brings_back)
 _DESYNC = ("TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")  # torch takes the first that is set
 _DEBUGGING = ("TORCH_DISTRIBUTED_DEBUG", *_DESYNC)
@@ -325,7 +330,7 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
     patched = all(topic in topics for topic in _NEEDED)
     guards = (
         handling,
-        *(guard.known_to(facts) for guard in _GUARDS if legacy and not patched),
+        *(guard.known_to(facts) for guard in ((_DUMP_PATCHED,) if patched else _GUARDS) if legacy),
         *(() if patched else (_BLOCKING,)),
         *((_EVENTS,) if legacy and facts.thread_events and "event-cache" not in topics else ()),
     )

@@ -114,7 +114,10 @@ def test_the_mode_follows_from_the_patches(status, has_nccl):
     if status["patched"]["marked"]:
         assert {"group-guard", "cleanup-only", "abort-offload"} <= set(status["patched"]["topics"])
         assert status["nccl"]["mode"] == "on"
-        assert status["nccl"]["environment"] == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": CLEAN_UP_ONLY}
+        assert status["nccl"]["environment"] == {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": CLEAN_UP_ONLY,
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        }
     else:
         assert status["nccl"]["mode"] == "guarded"
         # Torch is to do nothing by itself: it would abort before the world is known to be broken.

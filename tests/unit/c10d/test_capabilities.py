@@ -59,7 +59,7 @@ def test_what_the_user_has_set_stays(facts):
 def test_a_patched_build_gets_its_mode_and_no_warning(facts):
     facts["nccl"] = PATCHED
     assert capabilities.prepare_nccl("w").mode is Mode.ON
-    assert {name for name in VARIABLES if name in os.environ} == {HANDLING}
+    assert {name for name in VARIABLES if name in os.environ} == {HANDLING, "TORCH_NCCL_DUMP_ON_TIMEOUT"}
 
 
 def test_off_does_nothing(facts, monkeypatch):

@@ -32,6 +32,7 @@ MONITORS = {
 WAIT = {"TORCH_NCCL_BLOCKING_WAIT": "0"}
 GUARDS = {HANDLING: "0", **MONITORS}
 NONE = {HANDLING: "0", **WAIT}
+PATCHED_GUARDS = {HANDLING: "2", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 
 
 def ids(decision):
@@ -53,11 +54,11 @@ def ids(decision):
         (replace(STOCK, thread_events=True), {}, "auto", Mode.GUARDED, {**GUARDS, EVENTS: "0"}, ["D5", "D6", "D8"]),
         (replace(STOCK, remote_error=False), {}, "auto", Mode.GUARDED, GUARDS, ["D0", "D5", "D6", "D8"]),
         (replace(STOCK, remote_error=None), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
-        (PATCHED, {}, "auto", Mode.ON, {HANDLING: "2"}, ["D7"]),
+        (PATCHED, {}, "auto", Mode.ON, PATCHED_GUARDS, ["D7"]),
         (replace(PATCHED, topics=("group-guard", "cleanup-only", "marker")), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
-        (replace(PATCHED, thread_events=True), {}, "auto", Mode.ON, {HANDLING: "2", EVENTS: "0"}, ["D7"]),
-        (replace(PATCHED, thread_events=True, topics=(*ALL, "event-cache")), {}, "auto", Mode.ON, {HANDLING: "2"}, []),
-        (replace(PATCHED, topics=ALL), {}, "auto", Mode.ON, {HANDLING: "2"}, []),
+        (replace(PATCHED, thread_events=True), {}, "auto", Mode.ON, {**PATCHED_GUARDS, EVENTS: "0"}, ["D7"]),
+        (replace(PATCHED, thread_events=True, topics=(*ALL, "event-cache")), {}, "auto", Mode.ON, PATCHED_GUARDS, []),
+        (replace(PATCHED, topics=ALL), {}, "auto", Mode.ON, PATCHED_GUARDS, []),
         (replace(PATCHED, topics=("marker", "group-guard")), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
         (replace(PATCHED, topics=("marker",)), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
         (replace(PATCHED, disagreements=("no.",)), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
