@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from contract.runkit import PATIENCE, ROOT, Run
+from kits.contract.runkit import PATIENCE, ROOT, Run
 
 USER = 65532
 TMP = "/tmp"  # noqa: S108  (the container's own)

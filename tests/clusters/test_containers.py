@@ -12,7 +12,7 @@ from pathlib import Path
 import containerkit
 import pytest
 from containerkit import PATIENCE, Container, Security, bind, default_profile, refusing
-from contract.runkit import ROOT
+from kits.contract.runkit import ROOT
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(300)]
 

@@ -7,9 +7,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the contract battery needs torch (nox -s tests installs it)")
 
-import statekit
-import worldkit
 from kits import forkedkit
+from kits.contract import statekit, worldkit
 
 from multiworld._core import state_pieces
 

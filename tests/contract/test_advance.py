@@ -7,10 +7,10 @@ import time
 
 import pytest
 import torch
-from elastickit import LONG, enter, is_served
+from kits.contract.elastickit import LONG, enter, is_served
+from kits.contract.stopkit import POINTS, SAID, stand_still
+from kits.contract.worldkit import PATIENCE, SOON, free_port, outcome
 from kits.meetkit import until
-from stopkit import POINTS, SAID, stand_still
-from worldkit import PATIENCE, SOON, free_port, outcome
 
 import multiworld as mw
 

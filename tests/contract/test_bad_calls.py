@@ -13,7 +13,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
-from worldkit import SOON, left_over, threads_ended
+from kits.contract.worldkit import SOON, left_over, threads_ended
 
 import multiworld as mw
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from worldkit import HANG, PATIENCE, outcome
+from kits.contract.worldkit import HANG, PATIENCE, outcome
 
 import multiworld as mw
 from multiworld._core.operations.log import ENDED, _holds_a_caller

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch.distributed as dist
-from worldkit import free_port
+from kits.contract.worldkit import free_port
 
 from multiworld._net import descriptor_table
 from multiworld._net.stores import server as servers

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from stopkit import die_in_the_next_join
-from worldkit import PATIENCE, SOON, left_over, outcome, threads_ended
+from kits.contract.stopkit import die_in_the_next_join
+from kits.contract.worldkit import PATIENCE, SOON, left_over, outcome, threads_ended
 
 import multiworld as mw
 from multiworld._c10d.custom_group import CustomGroup

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from worldkit import HANG, SOON, free_port
+from kits.contract.worldkit import HANG, SOON, free_port
 
 import multiworld as mw
 

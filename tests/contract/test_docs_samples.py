@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kits.contract.worldkit import Cast, Me
 from kits.storekit import local_server
-from worldkit import Cast, Me
 
 pytestmark = pytest.mark.everyday
 

@@ -11,11 +11,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from elastickit import LONG, claimed, enter, is_served
+from kits.contract.elastickit import LONG, claimed, enter, is_served
+from kits.contract.stopkit import POINTS, die, stand_still
+from kits.contract.worldkit import SOON, free_port, left_over, outcome, threads_ended
 from kits.meetkit import until
-from stopkit import POINTS, die, stand_still
 from torch.distributed.device_mesh import init_device_mesh
-from worldkit import SOON, free_port, left_over, outcome, threads_ended
 
 import multiworld as mw
 

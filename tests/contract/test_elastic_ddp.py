@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.stopkit import die
+from kits.contract.worldkit import PATIENCE, SOON, left_over, outcome, threads_ended
 from kits.meetkit import until
-from stopkit import die
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from worldkit import PATIENCE, SOON, left_over, outcome, threads_ended
 
 import multiworld as mw
 from multiworld._net.stores.record import WorldRecord

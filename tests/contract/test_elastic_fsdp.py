@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from features_parallel import find
+from kits.contract.battery.features_parallel import find
+from kits.contract.worldkit import HANG, PATIENCE
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from worldkit import HANG, PATIENCE
 
 import multiworld as mw
 from multiworld.elastic import reshard

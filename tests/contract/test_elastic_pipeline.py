@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from runkit import ROOT, launched
+from kits.contract.runkit import ROOT, launched
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
 

@@ -6,9 +6,9 @@ import multiprocessing
 import time
 
 import torch
+from kits.contract.worldkit import HANG, PATIENCE
 from kits.meetkit import until
 from torch.utils.data import DataLoader
-from worldkit import HANG, PATIENCE
 
 import multiworld as mw
 from multiworld._net.stores.record import WorldRecord

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from worldkit import HANG, PATIENCE
+from kits.contract.worldkit import HANG, PATIENCE
 
 from benchmarks.chaos.crowd import MOST
 from benchmarks.chaos.part import rate

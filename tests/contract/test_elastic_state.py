@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from elastickit import LONG, claimed, enter, two_ports
+from kits.contract.elastickit import LONG, claimed, enter, two_ports
+from kits.contract.worldkit import PATIENCE, SOON, outcome
 from kits.meetkit import until
-from worldkit import PATIENCE, SOON, outcome
 
 import multiworld as mw
 from multiworld._c10d.lane import state_transfer

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from kits.contract.worldkit import PATIENCE, SOON, outcome
 from torch._utils import ExceptionWrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from worldkit import PATIENCE, SOON, outcome
 
 import multiworld as mw
 from multiworld.events import Breakage, Cause

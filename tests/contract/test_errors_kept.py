@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 import torch
-from worldkit import SOON
+from kits.contract.worldkit import SOON
 
 import multiworld as mw
 from multiworld._core.membership.roster import Endpoint, Member, Roster

@@ -19,10 +19,10 @@ import types
 import uuid
 
 import pytest
-from examplekit import EXAMPLES, MARK, PATIENCE, ROOT, examples, processes_with
+from kits.contract.examplekit import EXAMPLES, MARK, PATIENCE, ROOT, examples, processes_with
+from kits.contract.worldkit import free_port
 from kits.meetkit import until
 from kits.portkit import listeners
-from worldkit import free_port
 
 import multiworld as mw
 from multiworld._c10d import groups

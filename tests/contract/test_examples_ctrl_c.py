@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from examplekit import EXAMPLES, PATIENCE, Program, examples, processes_with
+from kits.contract.examplekit import EXAMPLES, PATIENCE, Program, examples, processes_with
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
 

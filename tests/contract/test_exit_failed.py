@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from kits import forkedkit
-from worldkit import CONTEXT
+from kits.contract.worldkit import CONTEXT
 
 import multiworld as mw
 

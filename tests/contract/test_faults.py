@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from groupkit import Crew, run, soon
+from kits.contract.groupkit import Crew, run, soon
 
 import multiworld as mw
 from multiworld._c10d.fault_classification import classify

@@ -17,7 +17,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from worldkit import SOON, left_over, outcome, threads_ended
+from kits.contract.worldkit import SOON, left_over, outcome, threads_ended
 
 import multiworld as mw
 

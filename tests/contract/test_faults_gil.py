@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worldkit import HANG, PATIENCE, SOON, left_over
+from kits.contract.worldkit import HANG, PATIENCE, SOON, left_over
 
 import multiworld as mw
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from worldkit import left_over, outcome
+from kits.contract.worldkit import left_over, outcome
 
 import multiworld as mw
 

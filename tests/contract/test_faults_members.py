@@ -8,8 +8,8 @@ import time
 
 import pytest
 import torch
-from stopkit import die
-from worldkit import HANG, PATIENCE, SOON, free_port, outcome
+from kits.contract.stopkit import die
+from kits.contract.worldkit import HANG, PATIENCE, SOON, free_port, outcome
 
 import multiworld as mw
 

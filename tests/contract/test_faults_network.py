@@ -9,9 +9,9 @@ import time
 
 import pytest
 import torch
+from kits.contract.runningkit import MEGABYTE, runner
+from kits.contract.worldkit import HANG, SOON, enter_netns, outcome
 from kits.netkit import Network
-from runningkit import MEGABYTE, runner
-from worldkit import HANG, SOON, enter_netns, outcome
 
 import multiworld as mw
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from worldkit import SOON, outcome
+from kits.contract.worldkit import SOON, outcome
 
 import multiworld as mw
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runningkit import KILOBYTE, MEGABYTE, TIMEOUT, runner
+from kits.contract.runningkit import KILOBYTE, MEGABYTE, TIMEOUT, runner
 
 log = logging.getLogger("measured")
 

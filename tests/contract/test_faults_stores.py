@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from worldkit import free_port, outcome
+from kits.contract.worldkit import free_port, outcome
 
 import multiworld as mw
 

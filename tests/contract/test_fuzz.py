@@ -19,10 +19,10 @@ from re import search
 
 import pytest
 from kits import portkit
+from kits.contract.portscenes import Scene, certificate, scripts, told, with_tls
+from kits.contract.runkit import Run, Told, launched
+from kits.contract.worldkit import free_port
 from kits.fuzzkit import Facts, Fuzzer
-from portscenes import Scene, certificate, scripts, told, with_tls
-from runkit import Run, Told, launched
-from worldkit import free_port
 
 pytestmark = [pytest.mark.everyday, pytest.mark.soak, pytest.mark.timeout(1800)]
 

@@ -13,8 +13,8 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from waykit import world
-from worldkit import HANG, PATIENCE, SOON, outcome
+from kits.contract.waykit import world
+from kits.contract.worldkit import HANG, PATIENCE, SOON, outcome
 
 import multiworld as mw
 from multiworld._c10d.lane.exchange import Exchange

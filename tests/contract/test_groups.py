@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from groupkit import SOON, Crew, blocked, run, settles, sockets, soon, threads, threads_left
-from worldkit import free_port
+from kits.contract.groupkit import SOON, Crew, blocked, run, settles, sockets, soon, threads, threads_left
+from kits.contract.worldkit import free_port
 
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.routing import router

@@ -16,7 +16,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from groupkit import PATIENCE, SOON, Crew, blocked, run, settles, sockets, soon, threads, threads_left
+from kits.contract.groupkit import (
+    PATIENCE,
+    SOON,
+    Crew,
+    blocked,
+    run,
+    settles,
+    sockets,
+    soon,
+    threads,
+    threads_left,
+)
 
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.group_spec import GroupSpec

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 import torch
 import torch.distributed as dist
-from groupkit import run, soon
+from kits.contract.groupkit import run, soon
 from kits.descriptorkit import no_descriptor
 from kits.meetkit import until
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worldkit import PATIENCE, SOON
+from kits.contract.worldkit import PATIENCE, SOON
 
 import multiworld as mw
 from multiworld._net.stores.server import StoreServer

@@ -12,10 +12,10 @@ import time
 
 import pytest
 import torch
+from kits.contract.waykit import world
+from kits.contract.worldkit import PATIENCE
 from kits.meetkit import until
 from test_world_more import runs
-from waykit import world
-from worldkit import PATIENCE
 
 import multiworld as mw
 from multiworld.errors import BrokenWorldException, MultiworldError

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worldkit import PATIENCE, left_over, outcome
+from kits.contract.worldkit import PATIENCE, left_over, outcome
 
 import multiworld as mw
 from multiworld.run.control.server import ControlServer

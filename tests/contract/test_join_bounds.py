@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from kits.contract.worldkit import SOON, enter_netns
 from kits.netkit import Network
-from worldkit import SOON, enter_netns
 
 import multiworld as mw
 from multiworld._join import threaded

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.worldkit import SOON, enter_netns
 from kits.netkit import Network, ip
-from worldkit import SOON, enter_netns
 
 import multiworld as mw
 from multiworld._net import host_address

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from worldkit import SOON
+from kits.contract.worldkit import SOON
 
 import multiworld as mw
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.worldkit import PATIENCE
 from kits.meetkit import until
-from worldkit import PATIENCE
 
 import multiworld as mw
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from kits.contract.worldkit import PATIENCE, outcome
 from kits.meetkit import until
 from torch.distributed import device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from worldkit import PATIENCE, outcome
 
 import multiworld as mw
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from waykit import RECEIVES, SENDS, forbid_memory, readers, without_lane, world
+from kits.contract.waykit import RECEIVES, SENDS, forbid_memory, readers, without_lane, world
 
 import multiworld as mw
 

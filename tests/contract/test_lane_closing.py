@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
-from waykit import RECEIVES, world
-from worldkit import PATIENCE, SOON
+from kits.contract.waykit import RECEIVES, world
+from kits.contract.worldkit import PATIENCE, SOON
 
 import multiworld as mw
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from collectivekit import GLOO_OPS, OPS, WAYS, call
+from kits.contract.collectiveforms import GLOO_OPS, OPS, WAYS, call
+from kits.contract.waykit import world
+from kits.contract.worldkit import PATIENCE
 from torch.distributed.distributed_c10d import _coalescing_manager as from_before
-from waykit import world
-from worldkit import PATIENCE
 
 from multiworld._c10d.lane import collectives
 from multiworld._c10d.lane.collective_dispatch import LIMITS, Limits

@@ -16,10 +16,10 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from collectivekit import GLOO_OPS, OPS, WAYS, call
+from kits.contract.collectiveforms import GLOO_OPS, OPS, WAYS, call
+from kits.contract.waykit import forbid_memory, world
+from kits.contract.worldkit import HANG, PATIENCE, SOON, outcome
 from kits.meetkit import until
-from waykit import forbid_memory, world
-from worldkit import HANG, PATIENCE, SOON, outcome
 
 import multiworld as mw
 from multiworld._c10d.lane import reducing

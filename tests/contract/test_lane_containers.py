@@ -10,7 +10,7 @@ import struct
 
 import pytest
 import torch
-from waykit import RECEIVES, SENDS, readers, world
+from kits.contract.waykit import RECEIVES, SENDS, readers, world
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NEW_PID, NEW_MOUNTS = 0x20000000, 0x00020000

@@ -11,8 +11,8 @@ import time
 
 import pytest
 import torch
-from waykit import RECEIVES, SENDS, forbid_memory, world
-from worldkit import HANG, PATIENCE, SOON, outcome
+from kits.contract.waykit import RECEIVES, SENDS, forbid_memory, world
+from kits.contract.worldkit import HANG, PATIENCE, SOON, outcome
 
 import multiworld as mw
 

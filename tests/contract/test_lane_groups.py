@@ -16,9 +16,9 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.waykit import RECEIVES, SENDS, world
+from kits.contract.worldkit import PATIENCE
 from kits.meetkit import until
-from waykit import RECEIVES, SENDS, world
-from worldkit import PATIENCE
 
 import multiworld as mw
 from multiworld._core.lane import frames

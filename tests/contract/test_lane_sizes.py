@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from waykit import RECEIVES, SENDS, readers, world
+from kits.contract.waykit import RECEIVES, SENDS, readers, world
 
 import multiworld as mw
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tensorkit import DTYPES, KINDS, bytes_of, filled, value
-from waykit import RECEIVES, SENDS, readers, world
+from kits.contract.tensorkit import DTYPES, KINDS, bytes_of, filled, value
+from kits.contract.waykit import RECEIVES, SENDS, readers, world
 
 from multiworld._core.lane import frames
 

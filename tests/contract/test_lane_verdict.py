@@ -12,9 +12,9 @@ import time
 
 import pytest
 import torch
-from runningkit import LOOPS
-from waykit import RECEIVES, SENDS, forbid_memory
-from worldkit import HANG, PATIENCE, SOON, outcome
+from kits.contract.runningkit import LOOPS
+from kits.contract.waykit import RECEIVES, SENDS, forbid_memory
+from kits.contract.worldkit import HANG, PATIENCE, SOON, outcome
 
 import multiworld as mw
 

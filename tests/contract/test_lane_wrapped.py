@@ -12,11 +12,11 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.waykit import RECEIVES, SENDS, world
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from waykit import RECEIVES, SENDS, world
 
 SENT = torch.arange(6.0).reshape(2, 3)
 

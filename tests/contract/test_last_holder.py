@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch.distributed as dist
-from worldkit import PATIENCE
+from kits.contract.worldkit import PATIENCE
 
 from multiworld._c10d import last_holder as module
 from multiworld._c10d.last_holder import LastHolder

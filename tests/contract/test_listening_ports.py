@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 from kits import portkit
-from kits.strangerkit import Expected, judge, reads, visit_all
-from portscenes import (
+from kits.contract.portscenes import (
     Scene,
     file,
     joining,
@@ -32,7 +31,8 @@ from portscenes import (
     tcp_list,
     with_tls,
 )
-from runkit import ROOT
+from kits.contract.runkit import ROOT
+from kits.strangerkit import Expected, judge, reads, visit_all
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(300)]
 

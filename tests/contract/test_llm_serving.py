@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 import pytest
-from runkit import ROOT, launched
+from kits.contract.runkit import ROOT, launched
 
 pytest.importorskip(
     "transformers", reason="examples/llm_serving needs transformers: nox -s example -- llm_serving.py"

@@ -10,8 +10,8 @@ import threading
 import time
 
 import torch
-from runkit import launched
-from worldkit import HANG, PATIENCE
+from kits.contract.runkit import launched
+from kits.contract.worldkit import HANG, PATIENCE
 
 import multiworld as mw
 

@@ -15,8 +15,8 @@ pytest.importorskip("opentelemetry.sdk", reason="spans are of the extra m8d[otel
 
 import torch
 import torch.distributed as dist
+from kits.contract.worldkit import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
-from worldkit import PATIENCE
 
 import multiworld as mw
 

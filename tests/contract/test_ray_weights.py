@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from runkit import ROOT
+from kits.contract.runkit import ROOT
 
 pytestmark = pytest.mark.everyday
 

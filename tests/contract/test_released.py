@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worldkit import PATIENCE, free_port, left_over
+from kits.contract.worldkit import PATIENCE, free_port, left_over
 
 import multiworld as mw
 from multiworld._c10d import waiter_pool

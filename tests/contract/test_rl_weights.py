@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from stopkit import die, die_in_the_next_join
-from worldkit import HANG, PATIENCE, SOON, outcome, threads_ended
+from kits.contract.stopkit import die, die_in_the_next_join
+from kits.contract.worldkit import HANG, PATIENCE, SOON, outcome, threads_ended
 
 import multiworld as mw
 from multiworld import weights

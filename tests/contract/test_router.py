@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from routerkit import routed
-from torchstate import differences, everything
+from kits.contract.routerkit import routed
+from kits.contract.torchstate import differences, everything
 
 from multiworld._c10d.routing import router
 from multiworld._c10d.routing import state as state_module
@@ -51,7 +51,7 @@ def is_registered(name: str) -> bool:
 def test_import_changes_nothing():
     program = """
 import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]
-import torchstate
+from kits.contract import torchstate
 before = torchstate.everything()
 from multiworld._c10d import groups
 from multiworld._c10d.routing import default_groups, error_hooks, mesh, router, selection, state
@@ -60,7 +60,7 @@ found = torchstate.differences(before, torchstate.everything())
 assert not found, found
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(ROOT), str(ROOT / "tests" / "contract")],
+        [sys.executable, "-c", program, str(ROOT), str(ROOT / "tests")],
         capture_output=True,
         text=True,
         timeout=120,
@@ -550,7 +550,7 @@ def test_the_default_group_of_an_import_is_not_remembered(when):
     program = f"""
 import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import inspect, torch, torch.distributed as dist
-from routerkit import routed
+from kits.contract.routerkit import routed
 from multiworld._c10d.routing import router
 when = {when!r}
 if when == "before":
@@ -570,7 +570,7 @@ with routed() as kit:
         assert f.all_reduce.__defaults__ is captured
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(ROOT), str(ROOT / "tests" / "contract")],
+        [sys.executable, "-c", program, str(ROOT), str(ROOT / "tests")],
         capture_output=True,
         text=True,
         timeout=120,

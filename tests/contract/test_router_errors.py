@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from routerkit import routed
+from kits.contract.routerkit import routed
 from torch.distributed import distributed_c10d
 
 from multiworld._c10d.routing import ended_groups, router

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from routerkit import routed
+from kits.contract.routerkit import routed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from multiworld._c10d.routing import mesh as mesh_module

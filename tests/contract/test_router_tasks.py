@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from worldkit import PATIENCE, left_over
+from kits.contract.worldkit import PATIENCE, left_over
 
 from multiworld._c10d import waiter_pool
 from multiworld.communicator import BrokenWorldException

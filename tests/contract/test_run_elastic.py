@@ -8,8 +8,8 @@ import shutil
 import signal
 
 import pytest
-from nodekit import free_port
-from runkit import launched
+from kits.contract.nodekit import free_port
+from kits.contract.runkit import launched
 
 from multiworld.run.control import commands
 from multiworld.run.control.sockets import sockets

@@ -6,8 +6,8 @@ import signal
 import time
 
 import pytest
-from etcdkit import Etcd
-from hubkit import Hub, kill_host
+from kits.contract.etcdkit import Etcd
+from kits.contract.hubkit import Hub, kill_host
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(900)]
 

@@ -7,8 +7,8 @@ import signal
 import sys
 
 import pytest
-from nodekit import free_port
-from runkit import Run, script
+from kits.contract.nodekit import free_port
+from kits.contract.runkit import Run, script
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from runkit import ROOT, launched
+from kits.contract.runkit import ROOT, launched
 
 pytestmark = pytest.mark.everyday
 

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from hubkit import Hub, kill_host
+from kits.contract.hubkit import Hub, kill_host
 from kits.netkit import Network
 
 log = logging.getLogger("measured")

@@ -7,8 +7,8 @@ import signal
 import time
 
 import pytest
+from kits.contract.nodekit import Cluster, free_port
 from kits.netkit import Network
-from nodekit import Cluster, free_port
 
 log = logging.getLogger("measured")
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runkit import launched, script
+from kits.contract.runkit import launched, script
 
 ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"^(?:\$ )?m8d-run +(-[^#\n]* \w+\.py) *(?:#.*)?$", re.MULTILINE)

@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import runkit
+from kits.contract import runkit
 
 from multiworld.run.nodes.interface import Lost, Over, Reassigned, Stop
 from multiworld.run.nodes.slots import Assignment

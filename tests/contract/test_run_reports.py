@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from runkit import launched
+from kits.contract.runkit import launched
 
 from multiworld.run.control.sockets import sockets
 from multiworld.run.view.status import ask_all

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 import pytest
+from kits.contract.nodekit import free_port
+from kits.contract.runkit import PATIENCE, ROOT, launched
 from kits.tlskit import Files, authority
-from nodekit import free_port
-from runkit import PATIENCE, ROOT, launched
 
 from multiworld._net.stores.tcp_client import TcpClient
 from multiworld.run.secure import authority_folder

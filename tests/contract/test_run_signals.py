@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-import runkit
-from nodekit import free_port
+from kits.contract import runkit
+from kits.contract.nodekit import free_port
 
 ENDS = """
 def ended(number, frame):

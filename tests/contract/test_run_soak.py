@@ -13,7 +13,7 @@ import statistics
 import time
 
 import pytest
-from runkit import launched
+from kits.contract.runkit import launched
 
 pytestmark = [pytest.mark.everyday, pytest.mark.soak, pytest.mark.timeout(900)]
 

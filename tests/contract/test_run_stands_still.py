@@ -7,8 +7,8 @@ import signal
 from functools import partial
 
 import pytest
-from nodekit import free_port
-from runkit import is_living, launched
+from kits.contract.nodekit import free_port
+from kits.contract.runkit import is_living, launched
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from runkit import launched
+from kits.contract.runkit import launched
 
 pytestmark = pytest.mark.timeout(300)
 

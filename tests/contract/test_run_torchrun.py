@@ -8,7 +8,7 @@ import textwrap
 import time
 
 import pytest
-import runkit
+from kits.contract import runkit
 from torch.distributed import run as torchrun
 
 SHOWS = """

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import pytest
-from nodekit import free_port
-from runkit import ROOT, Run, script
+from kits.contract.launcherskit import nodes
+from kits.contract.runkit import ROOT, script
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
 
@@ -27,25 +24,6 @@ worker = 4
 for = "worker"
 members = ["hub:0", "worker:{i}"]
 """
-
-
-@contextlib.contextmanager
-def nodes(folder, count, *rest, options=(), each=lambda number: ()):
-    """Launchers on this host; the first serves the rendezvous."""
-    endpoint, runs = f"127.0.0.1:{free_port()}", []
-    with contextlib.ExitStack() as made:
-        for number in range(count):
-            home = folder / f"node{number}"
-            home.mkdir()
-            line = [
-                sys.executable, "-m", "multiworld.run", "--nnodes", str(count), "--rdzv-endpoint", endpoint,
-                "--rdzv-id", "unequal", "--local-addr", "127.0.0.1", "--rdzv-conf", f"is_host={int(number == 0)}",
-                *options, *each(number), *rest,
-            ]  # fmt: skip
-            run = Run(home, line, {"M8D_HANG_TIMEOUT": "30"}, None)
-            made.callback(run.close)
-            runs.append(run)
-        yield runs
 
 
 def test_the_shipped_worlds_file_on_three_nodes(tmp_path):

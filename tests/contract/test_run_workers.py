@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-import runkit
+from kits.contract import runkit
 
 WAITS = """
 tell("up", local=_os.environ["LOCAL_RANK"], role=_os.environ["ROLE_RANK"])

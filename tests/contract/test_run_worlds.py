@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from runkit import launched
+from kits.contract.runkit import launched
 
 log = logging.getLogger("measured")
 

@@ -10,10 +10,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.worldkit import SOON, enter_netns, free_port, left_over, outcome
 from kits.netkit import Network
 from kits.tlskit import Files, authority
 from torch.nn.parallel import DistributedDataParallel
-from worldkit import SOON, enter_netns, free_port, left_over, outcome
 
 import multiworld as mw
 

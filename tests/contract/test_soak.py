@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worldkit import HANG, PATIENCE, left_over
+from kits.contract.worldkit import HANG, PATIENCE, left_over
 
 import multiworld as mw
 

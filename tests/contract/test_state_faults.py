@@ -10,10 +10,10 @@ import zlib
 from pathlib import Path
 
 import pytest
-import statekit
 import torch
+from kits.contract import statekit
+from kits.contract.statekit import nothing_posted, same, soon
 from kits.meetkit import PATIENCE
-from statekit import nothing_posted, same, soon
 
 from multiworld._c10d.lane import state_line, state_sums, state_tensors
 from multiworld._c10d.lane.state_line import Line

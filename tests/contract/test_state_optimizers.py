@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from statekit import same
+from kits.contract.statekit import same
 from torch import optim
 from torch.optim import lr_scheduler, swa_utils
 

@@ -9,9 +9,9 @@ import signal
 
 import pytest
 import torch
-from elastickit import LONG, claimed, enter
+from kits.contract.elastickit import LONG, claimed, enter
+from kits.contract.worldkit import SOON, outcome
 from kits.meetkit import until
-from worldkit import SOON, outcome
 
 import multiworld as mw
 from multiworld.elastic import ElasticBatchSampler

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from kits.contract.statekit import nothing_posted, same, soon, trained
+from kits.contract.tensorkit import DTYPES, KINDS, bytes_of, filled
 from kits.meetkit import PATIENCE
-from statekit import nothing_posted, same, soon, trained
-from tensorkit import DTYPES, KINDS, bytes_of, filled
 
 from multiworld._c10d.lane.state_transfer import receive_state
 from multiworld.errors import StateError, StateTransferError

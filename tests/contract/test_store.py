@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from kits.contract.worldkit import free_port
 from kits.tlskit import Files, authority
-from worldkit import free_port
 
 import multiworld as mw
 from multiworld._net import host_address

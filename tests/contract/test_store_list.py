@@ -6,11 +6,11 @@ import time
 
 import pytest
 import torch
-from elastickit import two_ports
+from kits.contract.elastickit import two_ports
+from kits.contract.worldkit import SOON, enter_netns
 from kits.meetkit import until
 from kits.netkit import Network
 from test_elastic import LONG, enter, member, of_seat, tell
-from worldkit import SOON, enter_netns
 
 import multiworld as mw
 from multiworld._core.membership.serving import STRIDE

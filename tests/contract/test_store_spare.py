@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch.distributed as dist
-from worldkit import free_port
+from kits.contract.worldkit import free_port
 
 from multiworld._net.stores import shared as stores
 from multiworld._net.stores.store import open_store

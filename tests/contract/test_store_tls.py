@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from kits import forkedkit
+from kits.contract.worldkit import free_port
 from kits.meetkit import until
 from kits.storekit import local_server
 from kits.tlskit import Files, authority
-from worldkit import free_port
 
 from multiworld._net.stores import store as stores
 from multiworld._net.stores.etcd_address import EtcdAddress

@@ -9,8 +9,8 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from routerkit import routed
-from worldkit import cast as casting
+from kits.contract.routerkit import routed
+from kits.contract.worldkit import cast as casting
 
 import multiworld as mw
 from multiworld._c10d.routing import router

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,7 +23,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).parents[2]
+BATTERY = ROOT / "tests" / "kits" / "contract" / "battery"
 MODES = ("interleaved", "beside", "threads", "tasks")
 DEADLINE = 150.0
 """Seconds for a pair of processes; they take 10 to 40."""
@@ -33,7 +35,7 @@ def features() -> list[str]:
     return [
         node.name
         for name in ("features_ops.py", "features_parallel.py")
-        for node in ast.parse((HERE / name).read_text(encoding="utf-8")).body
+        for node in ast.parse((BATTERY / name).read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef)
         and any(isinstance(each, ast.Name) and each.id == "feature" for each in node.decorator_list)
     ]
@@ -53,18 +55,23 @@ def run(mode: str) -> tuple[dict[str, list[str]], str]:
         outs = [Path(folder) / f"{rank}.jsonl" for rank in range(2)]
         logs = [Path(folder) / f"{rank}.log" for rank in range(2)]
         processes: list[subprocess.Popen[bytes]] = []
+        path = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
         handles = [log.open("wb") for log in logs]
         try:
             for rank in range(2):
                 command = [
                     sys.executable,
-                    str(HERE / "battery.py"),
+                    "-m",
+                    "kits.contract.battery",
                     mode,
                     str(rank),
                     str(store.port),
                     str(outs[rank]),
                 ]
-                processes.append(subprocess.Popen(command, stdout=handles[rank], stderr=subprocess.STDOUT))
+                processes.append(
+                    subprocess.Popen(command, stdout=handles[rank], stderr=subprocess.STDOUT, env=environ)
+                )
             end = time.monotonic() + DEADLINE
             for process in processes:
                 # Killed below if it does not come to its end.

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from features_parallel import dtensor
-from routerkit import routed
+from kits.contract.battery.features_parallel import dtensor
+from kits.contract.routerkit import routed
+from kits.contract.worldkit import cast as casting
+from kits.contract.worldkit import outcome
 from torch.distributed.device_mesh import init_device_mesh
-from worldkit import cast as casting
-from worldkit import outcome
 
 import multiworld as mw
 from multiworld._c10d.routing import router, threads

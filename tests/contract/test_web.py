@@ -19,8 +19,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from runkit import PATIENCE, ROOT, launched, script
-from test_run_unequal import nodes
+from kits.contract.launcherskit import nodes
+from kits.contract.runkit import PATIENCE, ROOT, launched, script
 
 for package in ("starlette", "uvicorn"):
     pytest.importorskip(package, reason=f"the page needs {package}")

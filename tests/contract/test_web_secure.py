@@ -17,10 +17,10 @@ from urllib.parse import parse_qs, urlsplit
 from urllib.request import urlopen
 
 import pytest
+from kits.contract.runkit import PATIENCE, ROOT, launched
+from kits.contract.worldkit import free_port
 from kits.httpskit import fetch
 from kits.tlskit import Files, authority
-from runkit import PATIENCE, ROOT, launched
-from worldkit import free_port
 
 for package in ("starlette", "uvicorn", "prometheus_client"):
     pytest.importorskip(package, reason=f"the page and the numbers need {package}")

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from worldkit import HANG, SOON, left_over, threads_ended
+from kits.contract.worldkit import HANG, SOON, left_over, threads_ended
 
 import multiworld as mw
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 import torch
+from kits.contract.worldkit import SOON, left_over
 from test_world_more import number, runs, wait_for
-from worldkit import SOON, left_over
 
 import multiworld as mw
 from multiworld._c10d.groups import Group

@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.worldkit import PATIENCE, SOON
 from kits.meetkit import until
-from worldkit import PATIENCE, SOON
 
 import multiworld as mw
 from multiworld._core.state_machine import Stage

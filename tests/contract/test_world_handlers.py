@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.worldkit import PATIENCE, SOON
 from kits.meetkit import until
-from worldkit import PATIENCE, SOON
 
 import multiworld as mw
 from multiworld._generation import stage

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from worldkit import left_over, threads_ended
+from kits.contract.worldkit import left_over, threads_ended
 
 import multiworld as mw
 

@@ -14,9 +14,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.worldkit import PATIENCE, SOON, free_port
 from kits.meetkit import until_claimed
 from test_world import tell_error
-from worldkit import PATIENCE, SOON, free_port
 
 import multiworld as mw
 from multiworld import aio, metrics

@@ -38,6 +38,7 @@ __all__ = [
 # Two numbers mean the newest release of that series.
 VERSIONS = ("2.4.0", "2.6.0", "2.13.0", "2.14.1", "2.15")
 TESTS = ROOT / "tests" / "contract"
+KITS = ROOT / "tests" / "kits" / "contract"  # what those tests share
 LIMIT = 7200  # seconds that the tests of a version may take; it was 2,800 beside those of another one
 ASK = (
     "import json, platform, sys, torch; "
@@ -206,7 +207,7 @@ def write_page(page: Path, outcomes: Sequence[Outcome]) -> None:
 def sources_digest(tests: Path = TESTS) -> str:
     """Return a digest of what is tested and of the tests."""
     digest = hashlib.sha256()
-    for folder in (ROOT / "multiworld", tests):
+    for folder in (ROOT / "multiworld", tests, KITS):
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\n".encode())
     return digest.hexdigest()[:16]

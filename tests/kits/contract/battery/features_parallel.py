@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from features_ops import feature, mine, same, total
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from kits.contract.battery.features_ops import feature, mine, same, total
 
 
 def find(name: str, *modules: str) -> Any:

@@ -9,9 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from kits.meetkit import PATIENCE
-from tensorkit import value
 
+from kits.contract.tensorkit import value
+from kits.meetkit import PATIENCE
 from multiworld._c10d.lane.messages import Messages
 from multiworld._c10d.lane.state_transfer import receive_state, send_state
 from multiworld._core.operations.log import OperationLog

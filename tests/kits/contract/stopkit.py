@@ -8,9 +8,8 @@ import threading
 import time
 from typing import Any
 
-from worldkit import PATIENCE
-
 import multiworld as mw
+from kits.contract.worldkit import PATIENCE
 
 __all__ = ["POINTS", "SAID", "die", "die_in_the_next_join", "stand_still"]
 

@@ -52,7 +52,7 @@ def preloaded() -> list[str]:
 
     names = [module.name for module in pkgutil.walk_packages(multiworld.__path__, "multiworld.")]
     runtime = [name for name in names if not name.startswith(NOT_PRELOADED)]
-    return ["torch", "torch.distributed", "torch._dynamo", "pytest", "worldkit", *runtime]
+    return ["torch", "torch.distributed", "torch._dynamo", "pytest", "kits.contract.worldkit", *runtime]
 
 
 @dataclass
@@ -174,7 +174,6 @@ class Cast:
 
     def __init__(self) -> None:
         from kits.storekit import local_server  # loads torch
-
         from multiworld._net.stores.tls_server import TlsStoreServer
         from multiworld._net.tls import credentials
 

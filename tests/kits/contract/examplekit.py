@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kits.forkedkit import Forked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 PATIENCE = 180.0  # seconds; five processes load torch on a machine that may be busy
 MARK = "M8D_TEST_EXAMPLE"

@@ -11,8 +11,8 @@ import traceback
 from pathlib import Path
 
 import torch
-from kits.storekit import local_server
 
+from kits.storekit import local_server
 from multiworld._c10d import groups, waiter_pool
 from multiworld._c10d.group_spec import GroupSpec
 from multiworld._c10d.routing import router

@@ -8,9 +8,9 @@ import time
 
 import torch
 import torch.distributed as dist
-from worldkit import enter_netns
 
 import multiworld as mw
+from kits.contract.worldkit import enter_netns
 
 TIMEOUT = 60.0
 """Seconds, of each operation: a forgotten one ends then, which no stall of the machine can be taken for."""

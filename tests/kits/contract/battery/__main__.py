@@ -1,6 +1,6 @@
 """Runs every feature in two worlds of one process at once; started once per rank by test_torch_features.py.
 
-    battery.py MODE RANK PORT OUT
+    python -m kits.contract.battery MODE RANK PORT OUT
 
 | mode | |
 |---|---|
@@ -30,10 +30,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import features_parallel  # noqa: F401  (it is the result)
-from features_ops import FEATURES
+from kits.contract.battery import features_parallel  # noqa: F401  (it is the result)
+from kits.contract.battery.features_ops import FEATURES
 
 TIMEOUT = dt.timedelta(seconds=25)
 Feature = Callable[[int], Iterator[None]]
@@ -110,7 +108,7 @@ class Runner:
                     timeout=TIMEOUT,
                 )
             if self.mode != "stock":
-                from battery_worlds import open_worlds
+                from kits.contract.battery.worlds import open_worlds
 
                 self.worlds = open_worlds(
                     ["a", "b"],

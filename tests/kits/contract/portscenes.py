@@ -20,10 +20,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kits import portkit
+from kits.contract.launcherskit import nodes
+from kits.contract.runkit import Run, launched, script
+from kits.contract.worldkit import free_port
 from kits.tlskit import Files, authority
-from runkit import Run, launched, script
-from test_run_unequal import nodes
-from worldkit import free_port
 
 WORLD = "confidential"
 

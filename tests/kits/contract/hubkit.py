@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from runkit import Run, script
+from kits.contract.runkit import Run, script
 
 PATIENCE = 180.0
 """Seconds: three launchers and five workers that all import torch, on two busy cores."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from kits.forkedkit import Forked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE = 120.0
 """Seconds. This machine is shared and noisy, and nothing here waits that long when all is well."""
 _MARK = "M8D_RUNKIT"

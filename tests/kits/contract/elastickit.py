@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 import time
 
-from kits.meetkit import until
-from worldkit import HANG, PATIENCE, free_port
-
 import multiworld as mw
+from kits.contract.worldkit import HANG, PATIENCE, free_port
+from kits.meetkit import until
 from multiworld._net.stores.record import WorldRecord
 
 __all__ = ["LONG", "claimed", "enter", "is_served", "two_ports"]

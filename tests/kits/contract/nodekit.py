@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kits.forkedkit import Forked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOON = 120.0
 """Seconds; nothing here takes that long when all is well, on a machine that runs."""
 

@@ -1,0 +1,1 @@
+"""Features of torch, each run in two worlds of one process at once."""
