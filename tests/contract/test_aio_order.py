@@ -10,9 +10,9 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.programkit import number, runs
 from kits.contract.waykit import world
 from kits.meetkit import until
-from test_world_more import number, runs
 
 import multiworld as mw
 

@@ -11,53 +11,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from kits.contract.elastickit import LONG, claimed, enter, is_served
-from kits.contract.stopkit import POINTS, die, stand_still
+from kits.contract.elastickit import LONG, claimed, enter, is_served, member, of_seat, tell
+from kits.contract.stopkit import POINTS, die
 from kits.contract.worldkit import SOON, free_port, left_over, outcome, threads_ended
 from kits.meetkit import until
 from torch.distributed.device_mesh import init_device_mesh
 
 import multiworld as mw
-
-# -- programs ---------------------------------------------------------------------------------------------------------
-
-
-def tell(me, w):
-    """What this member knows of its world, and the sum of everybody's 1 + rank."""
-    t = torch.ones(1) + w.rank
-    w.all_reduce(t)
-    me.emit("in", rank=w.rank, size=w.world_size, seats=w.seats, generation=w.generation, sum=t.item())
-
-
-def member(me, size="1:4", late=0.0, stop=None, **options):
-    """Works in its world until it is killed, or told to close it or to fail in it; reforms it when it breaks.
-
-    `late`: seconds before it comes to its first reform. `stop`: a point of that reform at which it stands still.
-    """
-    w = enter(me, size, **options)
-    if stop is not None:
-        stand_still(me, stop)
-    shrinks = options.get("on_loss") == "shrink"
-    known = 0
-    while True:
-        try:
-            if known != w.generation:
-                tell(me, w)
-                known = w.generation
-            word = me.hear() if me._conn.poll(0) else ""
-            if word == "close":
-                w.close()
-            w.all_reduce(torch.ones(2 if word == "fail" else 1))
-        except mw.BrokenWorldException as broken:  # noqa: PERF203  (it works in the loop until then)
-            me.emit("broken", cause=broken.cause, text=str(broken))
-            late = time.sleep(late) or 0.0
-            began = time.monotonic()
-            (w.wait_active if shrinks else w.reform)(LONG)
-            me.emit("reformed", took=time.monotonic() - began)
-        except mw.WorldClosedError:
-            me.emit("closed")
-            return
-
 
 # -- what tests expect ------------------------------------------------------------------------------------------------
 
@@ -77,10 +37,6 @@ def everyone(actors, generation=None, size=None):
 
 def without(actors, *gone):
     return [actor for actor in actors if actor not in gone]
-
-
-def of_seat(actors, seat):
-    return next(actor for actor in actors if f"s{actor.rank}" == seat)
 
 
 def four(cast, **options):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import threading
@@ -12,24 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from kits.contract.gilkit import compute, sleeps
 from kits.contract.worldkit import HANG, PATIENCE, SOON, left_over
 
 import multiworld as mw
-
-
-def compute(seconds):
-    """Hold the GIL in C: `sum` over a range never gives it back."""
-    count = 10**6
-    while True:
-        start = time.thread_time()  # a core's own time: what others take of it must not shorten the call
-        sum(range(count))
-        if time.thread_time() - start > 0.2:
-            break
-        count *= 2
-    each = (time.thread_time() - start) / count
-    start = time.monotonic()
-    sum(range(int(seconds / each)))
-    return time.monotonic() - start
 
 
 def pickles(seconds):
@@ -39,11 +24,6 @@ def pickles(seconds):
     while time.monotonic() - start < seconds:
         pickle.dumps(objects * 3)
     return time.monotonic() - start
-
-
-def sleeps(seconds):
-    """Hold the GIL and do nothing, as in a deadlock: PyDLL does not give it back during a call."""
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
 def holds(me, hang, how, seconds):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_faults_gil import compute
+from kits.contract.gilkit import compute
 
 import multiworld as mw
 

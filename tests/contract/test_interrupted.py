@@ -12,10 +12,10 @@ import time
 
 import pytest
 import torch
+from kits.contract.programkit import runs
 from kits.contract.waykit import world
 from kits.contract.worldkit import PATIENCE
 from kits.meetkit import until
-from test_world_more import runs
 
 import multiworld as mw
 from multiworld.errors import BrokenWorldException, MultiworldError

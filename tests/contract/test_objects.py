@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from kits.contract.programkit import alone, runs
 from kits.contract.waykit import without_lane, world
 from kits.meetkit import until
-from test_world_more import alone, runs
 
 import multiworld as mw
 from multiworld import aio, objects

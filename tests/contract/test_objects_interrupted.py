@@ -10,8 +10,8 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.programkit import number, runs
 from kits.contract.waykit import world
-from test_world_more import number, runs
 
 import multiworld as mw
 

@@ -15,8 +15,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.gilkit import compute, sleeps
 from kits.contract.worldkit import PATIENCE
-from test_faults_gil import compute, sleeps
 
 import multiworld as mw
 

@@ -14,10 +14,9 @@ import urllib.request
 
 import pytest
 import torch.distributed as dist
+from kits.contract.elastickit import joins, member, together
 from kits.contract.worldkit import enter_netns
 from kits.netkit import Network
-from test_elastic import member
-from test_store_list import joins, together
 
 import multiworld as mw
 from multiworld._net.stores.etcd_address import EtcdAddress

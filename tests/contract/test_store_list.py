@@ -6,11 +6,10 @@ import time
 
 import pytest
 import torch
-from kits.contract.elastickit import two_ports
+from kits.contract.elastickit import LONG, enter, joins, member, of_seat, tell, together, two_ports
 from kits.contract.worldkit import SOON, enter_netns
 from kits.meetkit import until
 from kits.netkit import Network
-from test_elastic import LONG, enter, member, of_seat, tell
 
 import multiworld as mw
 from multiworld._core.membership.serving import STRIDE
@@ -31,24 +30,6 @@ def keep(me, netns=None):
     while True:
         me.hear(LONG)
         me.emit("store", serves=handle.serves, epoch=handle.store.epoch)
-
-
-def joins(me, size, worlds, netns=None):
-    """Join one world after the other, and leave it."""
-    if netns is not None:
-        enter_netns(netns)
-    failed = []
-    for number in range(worlds):
-        began = time.monotonic()
-        try:
-            with mw.joined(f"w{number}", me.rank, size, store=me.store, timeout=SOON) as w:
-                t = torch.ones(1)
-                w.all_reduce(t)
-                assert t.item() == size
-        except (mw.JoinError, mw.BrokenWorldException) as error:
-            failed.append(f"w{number}: {error}")
-        me.emit("joined", number=number, took=time.monotonic() - began, generation=w.generation)
-    me.emit("all", failed=failed)
 
 
 def stepping(me, netns, size, **options):
@@ -123,20 +104,6 @@ def claimed(where, *seats):
 
     until(seen)
     handle.close()
-
-
-def together(actors, size=None):
-    """All are in one generation, of `size` members; returns its number."""
-    told = [actor.expect("in") for actor in actors]
-    while len({each.generation for each in told}) > 1:  # some saw a generation that broke at once
-        last = max(each.generation for each in told)
-        told = [
-            each if each.generation == last else actor.expect("in")
-            for actor, each in zip(actors, told, strict=True)
-        ]
-    assert {each.size for each in told} == {size or len(actors)}, told
-    assert len({each.seats for each in told}) == 1
-    return told[0].generation
 
 
 # -- on one host ------------------------------------------------------------------------------------------------------

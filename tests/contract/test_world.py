@@ -9,26 +9,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.programkit import tell_error
 from kits.contract.worldkit import HANG, SOON, left_over, threads_ended
 
 import multiworld as mw
-
-
-def tell_error(me, fn):
-    try:
-        fn()
-    except Exception as exc:  # noqa: BLE001  (whatever it is, the test wants to see it)
-        me.emit(
-            "raised",
-            kind=type(exc).__name__,
-            text=str(exc),
-            cause=getattr(exc, "cause", None),
-            ranks=getattr(exc, "ranks", None),
-            generation=getattr(exc, "generation", None),
-        )
-    else:
-        me.emit("returned")
-
 
 # -- values ---------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 import torch
+from kits.contract.programkit import number, runs, wait_for
 from kits.contract.worldkit import SOON, left_over
-from test_world_more import number, runs, wait_for
 
 import multiworld as mw
 from multiworld._c10d.groups import Group

@@ -14,9 +14,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.programkit import alone, number, runs, tell_error, wait_for
 from kits.contract.worldkit import PATIENCE, SOON, free_port
 from kits.meetkit import until_claimed
-from test_world import tell_error
 
 import multiworld as mw
 from multiworld import aio, metrics
@@ -28,35 +28,8 @@ from multiworld.metrics.recorder import recorder
 from multiworld.registry import registry
 
 
-def number(value=0):
-    return torch.tensor([value], dtype=torch.int64)
-
-
-def alone(me, name="one", **more):
-    return mw.join(name, 0, 1, store=me.store, timeout=30, **more)
-
-
 def break_it(w, detail="a test says so"):
     w._gen.verdict(Breakage(Cause.FAILED, (), detail, time.monotonic()))
-
-
-def wait_for(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
-def runs(cast, program, size=1, **arguments):
-    members = cast.all(program, size, **arguments)
-    codes = [member.finish() for member in members]
-    for member in members:
-        while member.conn.poll(0):
-            name, _, data = member.conn.recv()
-            assert name != "error", data["trace"]
-            if name == "end":
-                break
-    assert codes == [0] * size
 
 
 async def given_up(awaitable, seconds=0.1):

@@ -1,16 +1,30 @@
-"""How members join the world of a test, where ranks are assigned."""
+"""How members join worlds whose ranks are assigned, what they do there, and what tests expect of them."""
 
 from __future__ import annotations
 
 import socket
 import time
 
+import torch
+
 import multiworld as mw
-from kits.contract.worldkit import HANG, PATIENCE, free_port
+from kits.contract.stopkit import stand_still
+from kits.contract.worldkit import HANG, PATIENCE, SOON, enter_netns, free_port
 from kits.meetkit import until
 from multiworld._net.stores.record import WorldRecord
 
-__all__ = ["LONG", "claimed", "enter", "is_served", "two_ports"]
+__all__ = [
+    "LONG",
+    "claimed",
+    "enter",
+    "is_served",
+    "joins",
+    "member",
+    "of_seat",
+    "tell",
+    "together",
+    "two_ports",
+]
 
 LONG = 10 * PATIENCE
 """Seconds, of each operation and join: what ends before was ended by the verdict."""
@@ -49,3 +63,76 @@ def is_served(port):
     """Whether a process of this host listens at the port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def tell(me, w):
+    """What this member knows of its world, and the sum of everybody's 1 + rank."""
+    t = torch.ones(1) + w.rank
+    w.all_reduce(t)
+    me.emit("in", rank=w.rank, size=w.world_size, seats=w.seats, generation=w.generation, sum=t.item())
+
+
+def member(me, size="1:4", late=0.0, stop=None, **options):
+    """Works in its world until it is killed, or told to close it or to fail in it; reforms it when it breaks.
+
+    `late`: seconds before it comes to its first reform. `stop`: a point of that reform at which it stands still.
+    """
+    w = enter(me, size, **options)
+    if stop is not None:
+        stand_still(me, stop)
+    shrinks = options.get("on_loss") == "shrink"
+    known = 0
+    while True:
+        try:
+            if known != w.generation:
+                tell(me, w)
+                known = w.generation
+            word = me.hear() if me._conn.poll(0) else ""
+            if word == "close":
+                w.close()
+            w.all_reduce(torch.ones(2 if word == "fail" else 1))
+        except mw.BrokenWorldException as broken:  # noqa: PERF203  (it works in the loop until then)
+            me.emit("broken", cause=broken.cause, text=str(broken))
+            late = time.sleep(late) or 0.0
+            began = time.monotonic()
+            (w.wait_active if shrinks else w.reform)(LONG)
+            me.emit("reformed", took=time.monotonic() - began)
+        except mw.WorldClosedError:
+            me.emit("closed")
+            return
+
+
+def joins(me, size, worlds, netns=None):
+    """Join one world after the other, and leave it."""
+    if netns is not None:
+        enter_netns(netns)
+    failed = []
+    for number in range(worlds):
+        began = time.monotonic()
+        try:
+            with mw.joined(f"w{number}", me.rank, size, store=me.store, timeout=SOON) as w:
+                t = torch.ones(1)
+                w.all_reduce(t)
+                assert t.item() == size
+        except (mw.JoinError, mw.BrokenWorldException) as error:
+            failed.append(f"w{number}: {error}")
+        me.emit("joined", number=number, took=time.monotonic() - began, generation=w.generation)
+    me.emit("all", failed=failed)
+
+
+def together(actors, size=None):
+    """All are in one generation, of `size` members; returns its number."""
+    told = [actor.expect("in") for actor in actors]
+    while len({each.generation for each in told}) > 1:  # some saw a generation that broke at once
+        last = max(each.generation for each in told)
+        told = [
+            each if each.generation == last else actor.expect("in")
+            for actor, each in zip(actors, told, strict=True)
+        ]
+    assert {each.size for each in told} == {size or len(actors)}, told
+    assert len({each.seats for each in told}) == 1
+    return told[0].generation
+
+
+def of_seat(actors, seat):
+    return next(actor for actor in actors if f"s{actor.rank}" == seat)
