@@ -34,8 +34,7 @@ def render(outcomes: Sequence[Outcome], *, machine: str) -> str:
     """
     dates = sorted({outcome.date for outcome in outcomes})
     reasons = _Reasons()
-    files = _unique(case.file for outcome in outcomes for case in outcome.cases)
-    tables = [_table(file, outcomes, reasons) for file in sorted(files)]
+    tables = [_table(file, outcomes, reasons) for file in sorted(_files(outcomes))]
     parts = [
         f"Run on {' and '.join(dates)} (UTC) on {machine}. {HOW_TO_READ}",
         _totals(outcomes),
@@ -115,18 +114,25 @@ def _totals(outcomes: Sequence[Outcome]) -> str:
     return _markdown("", outcomes, rows)
 
 
+def _files(outcomes: Sequence[Outcome]) -> Iterable[str]:
+    """Return where the tests' files lie, each once: one that has moved since, where it was last."""
+    dated = sorted(outcomes, key=lambda outcome: outcome.date)
+    return {case.stem: case.file for outcome in dated for case in outcome.cases}.values()
+
+
 def _table(file: str, outcomes: Sequence[Outcome], reasons: _Reasons) -> str:
-    features = _unique(case.feature for outcome in outcomes for case in outcome.cases if case.file == file)
+    stem = file.rpartition("/")[2]
+    features = _unique(case.feature for outcome in outcomes for case in outcome.cases if case.stem == stem)
     rows = []
     for feature in features:
         cells = [
             _cell(
-                [c for c in outcome.cases if (c.file, c.feature) == (file, feature)], outcome.torch, reasons
+                [c for c in outcome.cases if (c.stem, c.feature) == (stem, feature)], outcome.torch, reasons
             )
             for outcome in outcomes
         ]
         rows.append([_text(feature), *cells])
-    heading = file.removeprefix("test_").replace("_", " ")
+    heading = stem.removeprefix("test_").replace("_", " ")
     return f"### {heading}\n\n" + _markdown(f"`tests/contract/{file}.py`", outcomes, rows)
 
 

@@ -28,7 +28,8 @@ class Case:
     """One test, or several of one row that ended alike.
 
     Attributes:
-        file: its file's stem ("test_world").
+        file: its file, below the folder of all tests and without its ending ("worlds/test_world"). Records of
+            before there were rooms have the stem alone.
         name: pytest's name of it, or of the first ("test_values[3]").
         verdict: PASSED, SKIPPED or FAILED.
         reason: of a skip or a failure, one line; of a test that passed when it was run again, of its failure;
@@ -41,6 +42,11 @@ class Case:
     verdict: str
     reason: str = ""
     count: int = 1
+
+    @property
+    def stem(self) -> str:
+        """Its file's name: unique among all tests, in whatever room it lies ("test_world")."""
+        return self.file.rpartition("/")[2]
 
     @property
     def feature(self) -> str:
@@ -97,8 +103,8 @@ class Outcome:
         return "; ".join(part for part in (counted if self.cases else "", self.trouble) if part)
 
 
-def read_junit(text: str) -> tuple[Case, ...]:
-    """Read the junit file pytest writes.
+def read_junit(text: str, folder: str) -> tuple[Case, ...]:
+    """Read the junit file pytest writes; ``folder`` is the name of the one that has all tests ("contract").
 
     A test that is told of twice (it failed, and so did its teardown) counts once, with the worse verdict. A
     file that could not be collected, or was skipped as a whole, is one case.
@@ -112,7 +118,7 @@ def read_junit(text: str) -> tuple[Case, ...]:
         raise ValueError(f"no junit file: {exc}") from exc
     found: dict[tuple[str, str], Case] = {}
     for element in root.iter("testcase"):
-        case = _case(element)
+        case = _case(element, folder)
         known = found.get((case.file, case.name))
         if known is None or _ORDER.index(case.verdict) > _ORDER.index(known.verdict):
             found[case.file, case.name] = case
@@ -155,7 +161,7 @@ def from_json(text: str) -> Outcome | None:
         return None
 
 
-def _case(element: ET.Element) -> Case:
+def _case(element: ET.Element, folder: str) -> Case:
     module, name = element.get("classname", ""), element.get("name", "")
     if not module:
         module, name = name, _WHOLE
@@ -168,12 +174,15 @@ def _case(element: ET.Element) -> Case:
             verdict, reason = SKIPPED, _said(child)
             if child.get("type") == "pytest.xfail":
                 reason = f"fails as known: {reason}"
-    return Case(_file_of(module.split(".")), name, verdict, reason)
+    return Case(_file_of(module.split("."), folder), name, verdict, reason)
 
 
-def _file_of(parts: list[str]) -> str:
-    """Return the stem of the file: a class's name may come after it."""
-    return next((part for part in reversed(parts) if part.startswith("test_")), parts[-1])
+def _file_of(parts: list[str], folder: str) -> str:
+    """Return the file below the folder: a class's name may come after it."""
+    names = [number for number, part in enumerate(parts) if part.startswith("test_")]
+    end = names[-1] if names else len(parts) - 1
+    begin = parts.index(folder) + 1 if folder in parts[:end] else 0
+    return "/".join(parts[begin : end + 1])
 
 
 def _said(child: ET.Element) -> str:

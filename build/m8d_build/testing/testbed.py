@@ -227,7 +227,7 @@ def _test_one(
 
 def _cases(junit: Path) -> tuple[Case, ...]:
     try:
-        cases: Sequence[Case] = read_junit(junit.read_text(encoding="utf-8"))
+        cases: Sequence[Case] = read_junit(junit.read_text(encoding="utf-8"), "testbed")
     except (OSError, ValueError):
         return ()
     return tuple(cases)

@@ -117,7 +117,9 @@ class Run:
             self._blank, torch=build.partition("+")[0], build=build, python=python, seconds=seconds
         )
         try:
-            outcome = replace(outcome, cases=read_junit(self._junit.read_text(encoding="utf-8")))
+            outcome = replace(
+                outcome, cases=read_junit(self._junit.read_text(encoding="utf-8"), self._tests.name)
+            )
         except (OSError, ValueError) as exc:
             outcome = replace(outcome, trouble=f"not to its end: pytest left no results: {exc}")
         if self._first is not None:

@@ -113,8 +113,9 @@ def test_a_failing_test_and_a_broken_file_are_told(tests, run):
 
 
 def test_what_failed_is_run_again_and_what_passes_then_says_so(tests, tmp_path, run, monkeypatch):
-    """`once` passes where a variable is set, `never` does not."""
-    (tests / "test_odd.py").write_text(
+    """`once` passes where a variable is set, `never` does not; the file lies in a room."""
+    (tests / "room").mkdir()
+    (tests / "room" / "test_odd.py").write_text(
         "import os, pytest\n"
         "quiet = 'M8D_TEST_QUIET' in os.environ\n"
         "@pytest.mark.parametrize('what', ['here', 'once', 'never'])\n"
@@ -129,7 +130,7 @@ def test_what_failed_is_run_again_and_what_passes_then_says_so(tests, tmp_path, 
     ]
     assert kept(tmp_path, monkeypatch, "9.8.7") == [condensed(outcome)]
     assert Run("9.8.7", tmp_path / "out", tests=tests, again=True).failed == [
-        f"{tests / 'test_odd.py'}::test_odd[never]"
+        f"{tests / 'room' / 'test_odd.py'}::test_odd[never]"
     ]
     write_page(tmp_path / "page.md", kept(tmp_path, monkeypatch, "9.8.7"))
     page = (tmp_path / "page.md").read_text()

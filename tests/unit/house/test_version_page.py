@@ -28,15 +28,15 @@ JUNIT = """<?xml version="1.0" encoding="utf-8"?>
 E   ModuleNotFoundError: No module named 'gone'</error></testcase>
 <testcase classname="" name="tests.contract.test_needy" time="0.0"><skipped message="collection skipped"
 >('/x/test_needy.py', 2, "Skipped: could not import 'needed'")</skipped></testcase>
-<testcase classname="tests.contract.test_world" name="test_values[2]" time="0.1"/>
-<testcase classname="tests.contract.test_world" name="test_values[b-c]" time="0.1"><failure
+<testcase classname="tests.contract.worlds.test_world" name="test_values[2]" time="0.1"/>
+<testcase classname="tests.contract.worlds.test_world" name="test_values[b-c]" time="0.1"><failure
  message="AssertionError: x | y&#10;assert 1">trace</failure></testcase>
-<testcase classname="tests.contract.test_world.TestClose" name="test_twice"><skipped type="pytest.skip"
+<testcase classname="tests.contract.worlds.test_world.TestClose" name="test_twice"><skipped type="pytest.skip"
  message="no gpu">/x/test_world.py:6: no gpu</skipped></testcase>
-<testcase classname="tests.contract.test_world" name="test_known"><skipped type="pytest.xfail" message="slow"/></testcase>
-<testcase classname="tests.contract.test_world" name="test_messy"/>
-<testcase classname="tests.contract.test_world" name="test_messy"><error message="failed on teardown"/></testcase>
-<testcase classname="tests.contract.test_torch_features" name="test_feature_in_two_worlds[tasks-uneven_ddp]"/>
+<testcase classname="tests.contract.worlds.test_world" name="test_known"><skipped type="pytest.xfail" message="slow"/></testcase>
+<testcase classname="tests.contract.worlds.test_world" name="test_messy"/>
+<testcase classname="tests.contract.worlds.test_world" name="test_messy"><error message="failed on teardown"/></testcase>
+<testcase classname="tests.contract.torch_itself.test_torch_features" name="test_feature_in_two_worlds[tasks-uneven_ddp]"/>
 </testsuite></testsuites>"""
 
 
@@ -46,22 +46,22 @@ def outcome(version: str, *cases: Case, **more: object) -> Outcome:
 
 
 def test_every_kind_of_test_case_is_read():
-    assert read_junit(JUNIT) == (
+    assert read_junit(JUNIT, "contract") == (
         Case("test_gone", "the whole file", FAILED, "ModuleNotFoundError: No module named 'gone'"),
         Case("test_needy", "the whole file", SKIPPED, "could not import 'needed'"),
-        Case("test_world", "test_values[2]", PASSED),
-        Case("test_world", "test_values[b-c]", FAILED, "AssertionError: x | y assert 1"),
-        Case("test_world", "test_twice", SKIPPED, "no gpu"),
-        Case("test_world", "test_known", SKIPPED, "fails as known: slow"),
-        Case("test_world", "test_messy", FAILED, "failed on teardown"),
-        Case("test_torch_features", "test_feature_in_two_worlds[tasks-uneven_ddp]", PASSED),
+        Case("worlds/test_world", "test_values[2]", PASSED),
+        Case("worlds/test_world", "test_values[b-c]", FAILED, "AssertionError: x | y assert 1"),
+        Case("worlds/test_world", "test_twice", SKIPPED, "no gpu"),
+        Case("worlds/test_world", "test_known", SKIPPED, "fails as known: slow"),
+        Case("worlds/test_world", "test_messy", FAILED, "failed on teardown"),
+        Case("torch_itself/test_torch_features", "test_feature_in_two_worlds[tasks-uneven_ddp]", PASSED),
     )
 
 
 @pytest.mark.parametrize("text", ["", "<testsuites", "passed"])
 def test_what_is_no_junit_file_is_refused(text):
     with pytest.raises(ValueError, match="no junit file"):
-        read_junit(text)
+        read_junit(text, "contract")
 
 
 def test_rows_are_functions_except_where_a_parameter_is_the_feature():
@@ -71,7 +71,7 @@ def test_rows_are_functions_except_where_a_parameter_is_the_feature():
 
 
 def test_an_outcome_survives_json():
-    whole = outcome("2.6.0", *read_junit(JUNIT), seconds=12.5)
+    whole = outcome("2.6.0", *read_junit(JUNIT, "contract"), seconds=12.5)
     assert from_json(to_json(whole)) == whole
     assert from_json(to_json(whole).replace('"schema": 1', '"schema": 2')) is None
     assert from_json("[]") is None
@@ -81,9 +81,9 @@ def test_an_outcome_survives_json():
 def test_rows_that_are_condensed_give_the_same_page():
     whole = outcome(
         "2.6.0",
-        *read_junit(JUNIT),
-        Case("test_world", "test_values[4]", PASSED),
-        Case("test_world", "test_values[5]", FAILED, "AssertionError: x | y assert 1"),
+        *read_junit(JUNIT, "contract"),
+        Case("worlds/test_world", "test_values[4]", PASSED),
+        Case("worlds/test_world", "test_values[5]", FAILED, "AssertionError: x | y assert 1"),
         Case("test_needy", "the whole file", SKIPPED, "could not import 'needed'"),
     )
     small = condensed(whole)
@@ -98,7 +98,8 @@ def test_an_outcome_is_good_when_it_ended_and_nothing_failed():
     assert not outcome("2.6.0", Case("test_a", "test_b", FAILED, "r")).ok
     assert not outcome("2.6.0", trouble="not run: no disk").ok
     assert (
-        outcome("2.6.0", *read_junit(JUNIT), trouble="cut").summary() == "2 passed, 3 failed, 3 skipped; cut"
+        outcome("2.6.0", *read_junit(JUNIT, "contract"), trouble="cut").summary()
+        == "2 passed, 3 failed, 3 skipped; cut"
     )
 
 
@@ -137,6 +138,16 @@ def test_the_page_shows_every_test_of_every_version_and_each_reason_once():
         in page
     )
     assert "2026-11-20 and 2026-11-21 (UTC) on Linux" in page
+
+
+def test_a_file_that_has_moved_has_one_table_where_it_lies_now():
+    old, new = (Case(f"{room}test_world", "test_values", PASSED) for room in ("", "worlds/"))
+    earlier = Outcome("2.4.0", "2026-11-19", "0" * 16, "2.4.0+cpu", "3.11.7", (old,))
+    for columns in ([earlier, outcome("2.13.0", new)], [outcome("2.13.0", new), earlier]):
+        page = render(columns, machine="Linux")
+        assert page.count("test_world.py`") == page.count("`tests/contract/worlds/test_world.py`") == 1
+        assert page.count("### world\n") == 1
+        assert ["values", "1", "1"] in table_rows(page)
 
 
 def test_only_the_part_between_the_marks_is_replaced():
