@@ -2,8 +2,8 @@
 
 A collective's method, of `World` or `World.aio`, is a signature, a docstring and one call with the name of
 its row. Messages (`send`, `recv`, ...) and object collectives have methods of their own, whose rows say what
-their forms have in common. `tests/contract/test_operations.py` holds every form to the table: signatures,
-docstrings, values and errors.
+their forms have in common. `tests/contract/operations/test_operations.py` holds every form to the table:
+signatures, docstrings, values and errors.
 """
 
 from __future__ import annotations

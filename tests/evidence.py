@@ -31,7 +31,7 @@ class Skip:
     """A skip that CI may have.
 
     Attributes:
-        test: node ids, as fnmatch has it ("tests/contract/test_shim.py::*"); "[" stands for itself.
+        test: node ids, as fnmatch has it ("tests/contract/torch_itself/test_shim.py::*"); "[" stands for itself.
         reason: what pytest says, the same way.
         why: why it may be left out, or where it runs instead.
         most: tests at most that one run of pytest may leave out by this.

@@ -115,8 +115,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     }.items()},
     # the edges that are told what to do
     "multiworld/shim/diff.py": ("tests/unit/shim/test_shim_diff.py",),
-    "multiworld/_c10d/fault_classification.py": ("tests/contract/test_faults.py",),
-    "multiworld/objects.py": ("tests/contract/test_objects.py",),
+    "multiworld/_c10d/fault_classification.py": ("tests/contract/faults/test_faults.py",),
+    "multiworld/objects.py": ("tests/contract/operations/test_objects.py",),
 }  # fmt: skip
 """What is mutated, and the tests that are to fail by it."""
 LEFT_OUT = {

@@ -1,8 +1,8 @@
 """Classification of torch.distributed's exceptions: transport faults, or mistakes of the caller.
 
 gloo, NCCL and TCPStore report nearly everything as RuntimeError with a text. The texts below are those of
-torch 2.4 to 2.15; `tests/contract/test_faults.py` provokes gloo's and TCPStore's on every version, those of
-NCCL are read from ``NCCLUtils.hpp`` and ``ProcessGroupNCCL.cpp``, and provoked by
+torch 2.4 to 2.15; `tests/contract/faults/test_faults.py` provokes gloo's and TCPStore's on every version,
+those of NCCL are read from ``NCCLUtils.hpp`` and ``ProcessGroupNCCL.cpp``, and provoked by
 ``tests/testbed/test_worlds_*.py``.
 """
 

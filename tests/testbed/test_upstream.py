@@ -26,7 +26,7 @@ TRIES = 3  # that a machine is too busy for its measure, a reproducer says of it
 
 
 ON_GLOO = {"repro_gloo_half_sent.py"}
-"""Those that need no NCCL: tests/contract/test_faults_running.py runs them."""
+"""Those that need no NCCL: tests/contract/faults/test_faults_running.py runs them."""
 
 
 @dataclass(frozen=True)

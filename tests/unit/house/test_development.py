@@ -46,3 +46,12 @@ def test_the_ways_cross_few_files():
     for name, said, table in ways:
         first = [paths(line)[0] for line in table.splitlines()[2:]]
         assert len(first) == len(set(first)) == int(said) <= most[name], name
+
+
+def test_each_contract_test_lies_in_a_room_that_the_page_has():
+    contract = ROOT / "tests" / "contract"
+    named = re.findall(r"^\| `(\w+)/` \|", section("Tests"), re.MULTILINE)
+    assert sorted(named) == sorted({path.parent.name for path in contract.glob("*/*.py")})
+    assert [path.name for path in contract.glob("*.py")] == ["conftest.py"], (
+        "a test belongs in a room, a kit in tests/kits"
+    )

@@ -55,7 +55,7 @@ def test_the_record_names_tests_that_exist(tests):
 
 
 def test_soaks_examples_and_runs_of_many_nodes_are_long():
-    everyday = {path.name for path in (ROOT / "tests" / "contract").glob("test_*.py")} - {
+    everyday = {path.name for path in (ROOT / "tests" / "contract").rglob("test_*.py")} - {
         Path(each).name for each in LONG
     }
     for word in ("soak", "example", "run_nodes", "run_hosts", "run_etcd", "elastic_pipeline"):
@@ -85,8 +85,8 @@ def test_ci_runs_every_test_once():
     calls = re.findall(r"^ *run tests-all (.*?)(?: \|\| .*)?$", text, re.MULTILINE)
     assert sorted(calls) == [
         '"-- ${2:-tests} --ignore=tests/contract --but-covered --share $1/3"',
-        '"-- tests/contract --ignore=tests/contract/test_llm_serving.py --share $1/3"',
-        '"-- tests/contract/test_llm_serving.py"',
+        '"-- tests/contract --ignore=tests/contract/examples/test_llm_serving.py --share $1/3"',
+        '"-- tests/contract/examples/test_llm_serving.py"',
     ]  # fmt: skip
     assert re.search(r"^checks=\(.*\bcoverage\b.*\)$", text, re.MULTILINE), "it runs the others"
     for function, shares in (

@@ -22,7 +22,7 @@ from multiworld._c10d.routing import state as state_module
 from multiworld.errors import RouterError, WorldClosedError
 
 resolve = torch._C._distributed_c10d._resolve_process_group
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -24,7 +24,7 @@ from kits.storekit import local_server
 
 pytestmark = pytest.mark.everyday
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKED = re.compile(r"<!-- (run|sample|output): (\S+)(.*?) -->\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PATIENCE = 120.0  # seconds

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from kits.contract.runkit import launched, script
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LINE = re.compile(r"^(?:\$ )?m8d-run +(-[^#\n]* \w+\.py) *(?:#.*)?$", re.MULTILINE)
 ELSEWHERE = ("--nnodes", "examples/", "--preload")
 """What other tests run: several nodes, the examples, large packages."""

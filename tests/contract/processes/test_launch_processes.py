@@ -33,7 +33,7 @@ from multiworld.launch import (
     processes,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE = 120.0  # seconds; several processes load torch on a machine that may be busy
 FOREVER = 600.0
 METHODS = ("spawn", "forkserver")

@@ -23,7 +23,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BATTERY = ROOT / "tests" / "kits" / "contract" / "battery"
 MODES = ("interleaved", "beside", "threads", "tasks")
 DEADLINE = 150.0

@@ -16,7 +16,7 @@ import pytest
 from multiworld._core.nccl_policy import CLEAN_UP_ONLY, NO_HANDLING, VARIABLES
 from multiworld.shim.loader import LOADER_ENTRY, loader_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NCCL = "torch.distributed.is_nccl_available()"
 
 

@@ -163,7 +163,7 @@ def test_kills_without_end(cast, soak_seconds):
 @pytest.mark.timeout(300)
 def test_gloo_itself_forgets_what_is_half_sent():
     """What docs/upstream says of torch; once torch is sound, `multiworld._c10d.gloo.unblocking` can go for that version."""
-    reproducer = Path(__file__).parents[2] / "docs" / "upstream" / "repro_gloo_half_sent.py"
+    reproducer = Path(__file__).parents[3] / "docs" / "upstream" / "repro_gloo_half_sent.py"
     done = subprocess.run(
         [sys.executable, str(reproducer)], check=False, capture_output=True, text=True, timeout=250
     )

@@ -31,7 +31,7 @@ from multiworld._net.stores.torchstore import TcpStore
 from multiworld._net.tls import credentials as credentials_module
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE = 30.0
 
 

@@ -30,7 +30,7 @@ from multiworld._net.stores.torchstore import TcpStore
 from multiworld._net.tls.credentials import current
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE = 30.0  # seconds; nothing here takes that long when all is well, on a machine that runs
 
 

@@ -22,7 +22,7 @@ from multiworld.registry import registry
 from multiworld.watchdog import WatchDog
 
 PATIENCE = 60
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def port_of(me):

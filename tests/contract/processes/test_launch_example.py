@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.everyday
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "launch_subprocesses.py"
 PATIENCE = 180.0  # seconds; four processes load torch on a machine that may be busy
 

@@ -65,7 +65,7 @@ def test_each_form_has_the_tables_operations_and_no_more():
 
 
 def test_the_page_for_those_who_come_from_torch_names_them_all():
-    page = (Path(__file__).parents[2] / "docs" / "from-torch-distributed.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "from-torch-distributed.md").read_text()
     assert [name for name in TABLE if f"`{name}`" not in page] == []
 
 

@@ -24,7 +24,7 @@ from multiworld._join import threaded
 from multiworld._net.stores import opening, torchstore
 from multiworld._net.stores import store as stores
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def refused(kinds, *words, **arguments):

@@ -239,7 +239,7 @@ served.close()
     process = subprocess.Popen(
         [sys.executable, "-c", program, *map(str, (files.cert, files.key, files.ca))],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )  # fmt: skip
     try:
         port = int(process.stdout.readline())

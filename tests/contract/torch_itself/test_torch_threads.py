@@ -24,7 +24,7 @@ import multiworld as mw
 from multiworld._c10d.routing import router, threads
 from multiworld.errors import RouterError
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch-threads.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "torch-threads.md"
 
 
 @pytest.fixture

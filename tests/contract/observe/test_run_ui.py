@@ -82,7 +82,7 @@ def test_the_live_view_says_who_is_missing(tmp_path):
 def test_without_a_terminal_there_is_the_log_and_one_note(tmp_path):
     import subprocess
 
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     script = tmp_path / "script.py"
     script.write_text("print('hello')")
     done = subprocess.run(
