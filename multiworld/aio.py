@@ -16,7 +16,7 @@ import concurrent.futures
 import contextvars
 import functools
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from multiworld._core.operations.log import ENDED, SIZE
 from multiworld._core.reraise import as_new, raise_instead
@@ -29,19 +29,24 @@ from multiworld.turns import COLLECTIVE, RECEIVE, SEND, batch, collective, messa
 from multiworld.work import seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
+    import torch
     from torch import Tensor
+    from torch.distributed import P2POp, Work
 
-    from multiworld._c10d.gloo.await_work import AwaitedWork, Habit
+    from multiworld._c10d.gloo.await_work import AwaitedWork, Habit, LoopQueue
     from multiworld._c10d.lane.work import MessagesOfWork
     from multiworld._generation.generation import Generation
     from multiworld._net.lane.endpoint import Operation
     from multiworld.objects import ObjectCollectives
+    from multiworld.operation_table import ReduceOperation
     from multiworld.turns import Turn, Turns, Way
     from multiworld.work import WorldWork
 
 __all__ = ["Aio", "AioWork"]
+
+_T = TypeVar("_T")
 
 _TURN = 10
 """Operations that may end at once in a row; then the loop's other tasks get a turn."""
@@ -69,23 +74,24 @@ class AioWork:
             self._waited = _once(self.work.wait)
         await self._aio._until(self._gen, _watched(self._gen, self.work, _anew(self._waited)))
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[object, None, None]:
         return self.wait().__await__()
 
 
 class Aio:
     """The awaitable face of one world; see `multiworld.World` for what each operation does and raises."""
 
+    # Set with `_queue`, the second is what was learned about awaiting; before, nothing asks.
+    _make: type[AwaitedWork]
+    _habit: Habit
+
     def __init__(self, world: ObjectCollectives, turns: Turns) -> None:
         self._world = world
         self._turns = turns
         self._taken = self._turns.taken  # empty as a rule: an operation asks that, and pays for no more
-        self._making: asyncio.Future[Any] | None = None  # of the last message that waits for torch's group
+        self._making: asyncio.Task[object] | None = None  # of the last message that waits for torch's group
         self._in_a_row = 0  # operations of the lane that ended without a turn of the loop
-        self._queue: Any = None  # of the loop that was last used, `await_work.LoopQueue`
-        # With it, what was learned about them; before, nothing asks.
-        self._make: Any = None
-        self._habit: Habit | Any = None
+        self._queue: LoopQueue | None = None  # of the loop that was last used
 
     def _forked(self, turns: Turns) -> None:
         """In a forked child: what the turns that were taken wait for goes on in the parent alone."""
@@ -172,7 +178,7 @@ class Aio:
         waiting = _watched(gen, work, self._on_waiter(_receiving(work, src)))
         del work
         try:
-            source: int = await asyncio.shield(waiting)
+            source = await asyncio.shield(waiting)
         finally:
             # The future holds an error, its traceback this frame: without this the frame would hold the
             # future.
@@ -201,7 +207,7 @@ class Aio:
             if turn is not None:
                 turn.over()
 
-    async def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[AioWork]:
+    async def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[AioWork]:
         """Start the sends and receives of `p2p_op_list`; await each of the returned works."""
         gen = self._world._gen
         turn = await self._turn(batch(p2p_op_list)) if self._taken else None
@@ -218,11 +224,11 @@ class Aio:
         """Give every member `src`'s `tensor`."""
         await self._do("broadcast", tensor, src)
 
-    async def all_reduce(self, tensor: Tensor, op: Any = None) -> None:
+    async def all_reduce(self, tensor: Tensor, op: ReduceOperation | None = None) -> None:
         """Reduce everyone's `tensor` in place, in everyone."""
         await self._do("all_reduce", tensor, op)
 
-    async def reduce(self, tensor: Tensor, dst: int, op: Any = None) -> None:
+    async def reduce(self, tensor: Tensor, dst: int, op: ReduceOperation | None = None) -> None:
         """Reduce everyone's `tensor` into `dst`'s."""
         await self._do("reduce", tensor, dst, op)
 
@@ -242,7 +248,9 @@ class Aio:
         """Give each rank its tensor of `src`'s `scatter_list`."""
         await self._do("scatter", tensor, scatter_list, src)
 
-    async def reduce_scatter(self, output: Tensor, input_list: list[Tensor], op: Any = None) -> None:
+    async def reduce_scatter(
+        self, output: Tensor, input_list: list[Tensor], op: ReduceOperation | None = None
+    ) -> None:
         """Reduce everyone's `input_list` and give each rank its part."""
         await self._do("reduce_scatter", output, input_list, op)
 
@@ -250,7 +258,7 @@ class Aio:
         self,
         output: Tensor,
         input: Tensor,  # noqa: A002  (torch's name)
-        op: Any = None,
+        op: ReduceOperation | None = None,
     ) -> None:
         """Reduce everyone's `input` and give each rank its part."""
         await self._do("reduce_scatter_tensor", output, input, op)
@@ -275,14 +283,21 @@ class Aio:
 
     # -- objects ---------------------------------------------------------------------------------------------
 
-    async def send_object_list(self, object_list: list[Any], dst: int, device: Any = None) -> None:
+    async def send_object_list(
+        self, object_list: list[Any], dst: int, device: torch.device | None = None
+    ) -> None:
         """Send the objects of `object_list` to rank `dst`."""
         here = self._of(self._world._gen)
         turn = self._turns.take(message(SEND, dst, 0, device or here.device))
         await self._in_turn(turn, functools.partial(here.send_objects, object_list, dst, device, turn.over))
 
     async def recv_object_list(
-        self, object_list: list[Any], src: int | None = None, device: Any = None, *, weights_only: bool = True
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        device: torch.device | None = None,
+        *,
+        weights_only: bool = True,
     ) -> int:
         """Fill `object_list`; returns the sender's rank.
 
@@ -314,18 +329,25 @@ class Aio:
         return int(await self._in_turn(turn, call))  # a task would end with its loop
 
     async def broadcast_object_list(
-        self, object_list: list[Any], src: int = 0, device: Any = None, *, weights_only: bool = True
+        self,
+        object_list: list[Any],
+        src: int = 0,
+        device: torch.device | None = None,
+        *,
+        weights_only: bool = True,
     ) -> None:
         """Give every member the objects of `src`'s `object_list`."""
         await self._objects("broadcast_object_list", object_list, src, device, weights_only=weights_only)
 
-    async def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
+    async def all_gather_object(
+        self, object_list: list[Any], obj: object, *, weights_only: bool = True
+    ) -> None:
         """Fill `object_list` with everyone's `obj`."""
         await self._objects("all_gather_object", object_list, obj, weights_only=weights_only)
 
     async def gather_object(
         self,
-        obj: Any,
+        obj: object,
         object_gather_list: list[Any] | None = None,
         dst: int = 0,
         *,
@@ -378,7 +400,7 @@ class Aio:
         if operation.error is not None:
             await self._raise(gen, lane.told(operation.error))
 
-    def _ending(self, work: Any) -> AwaitedWork:
+    def _ending(self, work: Work) -> AwaitedWork:
         """The end of a work of gloo's, for the running loop."""
         loop = asyncio.get_running_loop()
         queue = self._queue
@@ -388,10 +410,9 @@ class Aio:
             queue = self._queue = await_work.queue_of(loop)
             self._make = await_work.AwaitedWork
             self._habit = await_work.Habit()
-        ending: AwaitedWork = self._make(work, queue, loop)
-        return ending
+        return self._make(work, queue, loop)
 
-    async def _do(self, name: str, *args: Any) -> None:
+    async def _do(self, name: str, *args: object) -> None:
         """Run the collective `name` to its end."""
         row, gen = TABLE[name], self._world._gen
         if self._taken and self._turns.hold(COLLECTIVE):
@@ -455,7 +476,7 @@ class Aio:
             gen.expect_no_more(ending)
             del ending
 
-    async def _post(self, gen: Generation, start: Callable[[], Any]) -> Any:
+    async def _post(self, gen: Generation, start: Callable[[], _T]) -> _T:
         """Run `start`, which does not block, here and now; only explaining an error is waited for."""
         try:
             with posting(), own_turn():
@@ -463,13 +484,13 @@ class Aio:
         except Exception as exc:
             await self._raise(gen, exc)
 
-    async def _post_collective(self, gen: Generation, start: Callable[[], Any]) -> Any:
+    async def _post_collective(self, gen: Generation, start: Callable[[], _T]) -> _T:
         """`_post`, of a collective. Where torch's group is to be made first, those called meanwhile come after it."""
         if gen.stands:
             return await self._post(gen, start)
         return await self._in_turn(self._turns.take(COLLECTIVE), start, goes_on=True)
 
-    async def _post_by_torch(self, gen: Generation, start: Callable[[], Any]) -> Any:
+    async def _post_by_torch(self, gen: Generation, start: Callable[[], _T]) -> _T:
         """`_post`, of messages that need torch's group: that is waited for, in the order of the callers.
 
         Cancelled meanwhile, they are posted all the same.
@@ -485,8 +506,8 @@ class Aio:
             del task  # it has the error, which has this frame
 
     async def _post_after(
-        self, before: asyncio.Future[Any] | None, gen: Generation, start: Callable[[], Any]
-    ) -> Any:
+        self, before: asyncio.Task[object] | None, gen: Generation, start: Callable[[], _T]
+    ) -> _T:
         if before is not None and before.get_loop() is asyncio.get_running_loop() and not before.done():
             await asyncio.wait([before])
         if not gen.stands:
@@ -496,7 +517,7 @@ class Aio:
                 await self._raise(gen, exc)
         return await self._post(gen, start)
 
-    def _posted(self, task: asyncio.Future[Any]) -> None:
+    def _posted(self, task: asyncio.Task[object]) -> None:
         seen(task)  # perhaps no caller waits any more
         if self._making is task:
             self._making = None
@@ -506,7 +527,7 @@ class Aio:
         try:
             if isinstance(error, MultiworldError):
                 raise error
-            instead = await self._on_waiter(functools.partial(better, gen, error))
+            instead: BaseException | None = await self._on_waiter(functools.partial(better, gen, error))
             if gen.state is not State.ACTIVE:
                 gen.told()  # in the waiter's thread it was told already
             raise_instead(error, instead)
@@ -524,13 +545,13 @@ class Aio:
         finally:
             del ready  # it has the error, which has this frame
 
-    def _ready(self, work: WorldWork) -> asyncio.Future[Any]:
+    def _ready(self, work: WorldWork) -> asyncio.Future[object]:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         ready = waiter_pool.future_of(work._work, asyncio.get_running_loop())
         return self._on_waiter(work.wait) if ready is None else ready
 
-    async def _until(self, gen: Generation, ready: asyncio.Future[Any]) -> None:
+    async def _until(self, gen: Generation, ready: asyncio.Future[_T]) -> None:
         try:
             await asyncio.shield(ready)
         except Exception as exc:
@@ -546,19 +567,19 @@ class Aio:
         await turn.come()
         return turn
 
-    async def _objects(self, name: str, *args: Any, **kwargs: Any) -> None:
+    async def _objects(self, name: str, *args: object, **kwargs: object) -> None:
         """Run the object collective `name` in its turn; cancelled before, it goes on: the other members wait for it."""
         here = self._of(self._world._gen)
         turn = self._turns.take(collective(here.device))
         run = functools.partial(getattr(here, name), *args, **kwargs)
         await self._in_turn(turn, run, goes_on=True)
 
-    async def _blocking(self, gen: Generation, name: str, *args: Any) -> None:
+    async def _blocking(self, gen: Generation, name: str, *args: object) -> None:
         """Run the collective `name` in its turn, as `_objects` does."""
         run = functools.partial(self._of(gen)._do, name, False, *args)
         await self._in_turn(self._turns.take(COLLECTIVE), run, goes_on=True)
 
-    async def _in_turn(self, turn: Turn, fn: Callable[[], Any], *, goes_on: bool = False) -> Any:
+    async def _in_turn(self, turn: Turn, fn: Callable[[], _T], *, goes_on: bool = False) -> _T:
         """Run `fn`, which blocks, on a waiter once `turn` has come, which then is over.
 
         Cancelled while it runs, it goes on; cancelled before, only if `goes_on`.
@@ -571,15 +592,15 @@ class Aio:
                 turn.give_up()
             del running  # it has the error, which has this frame
 
-    def _begin(self, turn: Turn, fn: Callable[[], Any]) -> asyncio.Future[Any]:
+    def _begin(self, turn: Turn, fn: Callable[[], _T]) -> asyncio.Future[_T]:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         turn.loop = None  # from here on a thread does it
-        running: asyncio.Future[Any] = loop.create_future()
+        running: asyncio.Future[_T] = loop.create_future()
         running.add_done_callback(seen)
 
-        def run() -> Any:
+        def run() -> _T:
             try:
                 with own_turn():
                     return context.run(fn)
@@ -591,21 +612,21 @@ class Aio:
                 waiter_pool.pool.run(waiter_pool.outcome_of(run, loop, running))
             except RuntimeError as error:  # the process gets no other thread
                 turn.over()
-                waiter_pool.hand_over(loop, running, None, error)
+                waiter_pool.fail(loop, running, error)
 
         turn.when_come(begin)
         return running
 
-    def _on_waiter(self, fn: Callable[[], Any]) -> asyncio.Future[Any]:
+    def _on_waiter(self, fn: Callable[[], _T]) -> asyncio.Future[_T]:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-        future: asyncio.Future[Any] = waiter_pool.pool.wait(fn, asyncio.get_running_loop())
+        future = waiter_pool.pool.wait(fn, asyncio.get_running_loop())
         # A future whose awaiter was cancelled may still fail: that is not an unhandled error.
         future.add_done_callback(seen)
         return future
 
 
-def _watched(gen: Generation, work: WorldWork, ready: asyncio.Future[Any]) -> asyncio.Future[Any]:
+def _watched(gen: Generation, work: WorldWork, ready: asyncio.Future[_T]) -> asyncio.Future[_T]:
     """Return `ready`, a wait for `work`, which fails where the end of `gen` leaves it waiting.
 
     NCCL's is left alone: it may write into its tensors until the abort has ended, and then its waiter raises.

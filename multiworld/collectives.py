@@ -8,7 +8,7 @@ what.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multiworld._core.operations.log import ENDED, SIZE
 from multiworld.events import State
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+    from torch.distributed import P2POp, Work
 
     from multiworld._generation.generation import Generation
+    from multiworld.operation_table import ReduceOperation
     from multiworld.turns import Turn, Turns, Way
 
 __all__ = ["Collectives"]
@@ -108,12 +110,12 @@ class Collectives:
         except Exception as exc:
             reraise(gen, exc)
 
-    def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[WorldWork]:
+    def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[WorldWork]:
         """Start the sends and receives of `p2p_op_list` (``dist.P2POp`` made inside ``with world:``)."""
         gen = self._gen
         if self._taken:
             self._wait_turn(gen, batch(p2p_op_list))
-        works = inside(gen, "batch_isend_irecv", p2p_op_list)
+        works: list[Work] = inside(gen, "batch_isend_irecv", p2p_op_list)
         return [WorldWork(work, gen, once=all(op.tensor.is_cpu for op in p2p_op_list)) for work in works]
 
     # -- one to all, all to one ------------------------------------------------------------------------------
@@ -122,7 +124,9 @@ class Collectives:
         """Give every member `src`'s `tensor` (same shape and dtype everywhere)."""
         return self._do("broadcast", async_op, tensor, src)
 
-    def reduce(self, tensor: Tensor, dst: int, op: Any = None, async_op: bool = False) -> WorldWork | None:
+    def reduce(
+        self, tensor: Tensor, dst: int, op: ReduceOperation | None = None, async_op: bool = False
+    ) -> WorldWork | None:
         """Reduce everyone's `tensor` into `dst`'s; `op` is a ``dist.ReduceOp``, SUM by default."""
         return self._do("reduce", async_op, tensor, dst, op)
 
@@ -140,7 +144,9 @@ class Collectives:
 
     # -- all to all ------------------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: Tensor, op: Any = None, async_op: bool = False) -> WorldWork | None:
+    def all_reduce(
+        self, tensor: Tensor, op: ReduceOperation | None = None, async_op: bool = False
+    ) -> WorldWork | None:
         """Reduce everyone's `tensor` in place, in everyone; `op` is a ``dist.ReduceOp``, SUM by default."""
         return self._do("all_reduce", async_op, tensor, op)
 
@@ -157,7 +163,11 @@ class Collectives:
         return self._do("all_gather_into_tensor", async_op, output_tensor, input_tensor)
 
     def reduce_scatter(
-        self, output: Tensor, input_list: list[Tensor], op: Any = None, async_op: bool = False
+        self,
+        output: Tensor,
+        input_list: list[Tensor],
+        op: ReduceOperation | None = None,
+        async_op: bool = False,
     ) -> WorldWork | None:
         """Reduce everyone's `input_list` and give each rank its part in `output` (one tensor per rank)."""
         return self._do("reduce_scatter", async_op, output, input_list, op)
@@ -166,7 +176,7 @@ class Collectives:
         self,
         output: Tensor,
         input: Tensor,  # noqa: A002  (torch's name)
-        op: Any = None,
+        op: ReduceOperation | None = None,
         async_op: bool = False,
     ) -> WorldWork | None:
         """Reduce everyone's `input` and give each rank its part: world_size times `output`."""
@@ -210,7 +220,7 @@ class Collectives:
         """
         self._turns.wait(ways, lambda: gen.state is State.ACTIVE)
 
-    def _do(self, name: str, async_op: bool, *args: Any) -> WorldWork | None:
+    def _do(self, name: str, async_op: bool, *args: object) -> WorldWork | None:
         row, gen, work = TABLE[name], self._gen, None
         if self._taken:
             self._wait_turn(gen, COLLECTIVE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multiworld.errors import BrokenWorldException, UnknownWorldError, WorldClosedError
 from multiworld.events import State
@@ -11,6 +11,7 @@ from multiworld.events import State
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from multiworld.operation_table import ReduceOperation
     from multiworld.world import World
 
 __all__ = ["BrokenWorldException", "WorldCommunicator"]
@@ -37,7 +38,7 @@ class WorldCommunicator:
         world_manager: its `multiworld.manager.WorldManager`; kept for programs that pass it.
     """
 
-    def __init__(self, world_manager: Any = None) -> None:
+    def __init__(self, world_manager: object = None) -> None:
         self._world_manager = world_manager
         self._worlds: dict[str, World | None] = {}  # None: not initialized yet
         self._removed: deque[str] = deque(maxlen=REMEMBERED)
@@ -80,12 +81,18 @@ class WorldCommunicator:
         """Give every member `src`'s `tensor`."""
         await self._do(world_name, "broadcast", tensor, src)
 
-    async def all_reduce(self, tensor: Tensor, op: Any = None, world_name: str = DEFAULT_WORLD_NAME) -> None:
+    async def all_reduce(
+        self, tensor: Tensor, op: ReduceOperation | None = None, world_name: str = DEFAULT_WORLD_NAME
+    ) -> None:
         """Reduce everyone's `tensor` in place, in everyone; `op` is a ``dist.ReduceOp``, SUM by default."""
         await self._do(world_name, "all_reduce", tensor, op)
 
     async def reduce(
-        self, tensor: Tensor, dst: int, op: Any = None, world_name: str = DEFAULT_WORLD_NAME
+        self,
+        tensor: Tensor,
+        dst: int,
+        op: ReduceOperation | None = None,
+        world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
         """Reduce everyone's `tensor` into `dst`'s."""
         await self._do(world_name, "reduce", tensor, dst, op)
@@ -116,7 +123,7 @@ class WorldCommunicator:
         """Give each rank its tensor of `src`'s `scatter_list`."""
         await self._do(world_name, "scatter", tensor, scatter_list, src)
 
-    async def _do(self, world_name: str, op: str, *args: Any) -> None:
+    async def _do(self, world_name: str, op: str, *args: object) -> None:
         try:
             await getattr(self._find(world_name).aio, op)(*args)
         except WorldClosedError as exc:

@@ -109,7 +109,7 @@ class ObjectCollectives(Collectives):
         if not mine:
             object_list[:] = _split(data, sizes.tolist(), src, weights_only)
 
-    def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
+    def all_gather_object(self, object_list: list[Any], obj: object, *, weights_only: bool = True) -> None:
         """Fill `object_list` with everyone's `obj`, by rank; it is ``world_size`` long."""
         _require_list("object_list", object_list)
         here, part = self._pinned(), _encode(obj)
@@ -119,7 +119,7 @@ class ObjectCollectives(Collectives):
 
     def gather_object(
         self,
-        obj: Any,
+        obj: object,
         object_gather_list: list[Any] | None = None,
         dst: int = 0,
         *,
@@ -283,13 +283,13 @@ def _require_list(name: str, given: object) -> None:
         )
 
 
-def _parts(object_list: Sequence[Any]) -> list[bytes]:
+def _parts(object_list: Sequence[object]) -> list[bytes]:
     if not isinstance(object_list, tuple):
         _require_list("object_list", object_list)
     return [_encode(each) for each in object_list]
 
 
-def _encode(obj: Any) -> bytes:
+def _encode(obj: object) -> bytes:
     import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     buffer = io.BytesIO()
@@ -297,7 +297,7 @@ def _encode(obj: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _decode(data: Tensor, sender: int, weights_only: bool) -> Any:
+def _decode(data: Tensor, sender: int, weights_only: bool) -> object:
     import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     from multiworld._c10d import archives  # noqa: PLC0415  (torch is loaded by now)
@@ -326,7 +326,7 @@ def _reason(exc: pickle.UnpicklingError) -> str:
     return found.group(1) if found is not None else (str(exc).splitlines() or ["no reason given"])[0]
 
 
-def _split(data: Tensor, sizes: list[int], sender: int, weights_only: bool) -> list[Any]:
+def _split(data: Tensor, sizes: list[int], sender: int, weights_only: bool) -> list[object]:
     parts: tuple[Tensor, ...] = data.split(sizes)  # type: ignore[no-untyped-call, unused-ignore]
     return [_decode(part, sender, weights_only) for part in parts]
 

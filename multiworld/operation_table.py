@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from multiworld._core.reraise import no_tensor, not_a_tensor, raise_instead
 from multiworld.errors import WrongDeviceError
@@ -19,12 +19,15 @@ from multiworld.events import State
 from multiworld.work import WorldWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
+    from torch.distributed import ReduceOp, Work
 
     from multiworld._c10d.lane.collective import Collective
     from multiworld._generation.generation import Generation
+
+    ReduceOperation: TypeAlias = ReduceOp | ReduceOp.RedOpType
 
 __all__ = [
     "TABLE",
@@ -59,7 +62,7 @@ class Operation:
 
     name: str
     parameters: str
-    post: Callable[..., Any] | None = None
+    post: Callable[..., Work | None] | None = None
     by_name: bool = False
 
     @functools.cached_property
@@ -85,7 +88,7 @@ class Operation:
 # `gen.direct` is kept in no variable: a traceback would keep it, and with it the backend's sockets.
 
 
-def _broadcast(gen: Generation, tensor: Tensor, src: int) -> Any:
+def _broadcast(gen: Generation, tensor: Tensor, src: int) -> Work | None:
     if not gen.direct.takes(tensor):
         return None
     options = gen.direct.broadcast_options()
@@ -93,7 +96,7 @@ def _broadcast(gen: Generation, tensor: Tensor, src: int) -> Any:
     return gen.direct.broadcast([tensor], options)
 
 
-def _reduce(gen: Generation, tensor: Tensor, dst: int, op: Any = None) -> Any:
+def _reduce(gen: Generation, tensor: Tensor, dst: int, op: ReduceOp | None = None) -> Work | None:
     if not gen.direct.takes(tensor):
         return None
     options = gen.direct.reduce_options()
@@ -103,13 +106,13 @@ def _reduce(gen: Generation, tensor: Tensor, dst: int, op: Any = None) -> Any:
     return gen.direct.reduce([tensor], options)
 
 
-def _all_reduce(gen: Generation, tensor: Tensor, op: Any = None) -> Any:
+def _all_reduce(gen: Generation, tensor: Tensor, op: ReduceOp | None = None) -> Work | None:
     if not gen.direct.takes(tensor):
         return None
     return gen.direct.allreduce([tensor], gen.direct.summing if op is None else gen.direct.reducing(op))
 
 
-def _all_gather(gen: Generation, tensor_list: list[Tensor], tensor: Tensor) -> Any:
+def _all_gather(gen: Generation, tensor_list: list[Tensor], tensor: Tensor) -> Work | None:
     if type(tensor_list) is not list or not gen.direct.takes(tensor, *tensor_list):
         return None
     for each in tensor_list:
@@ -118,13 +121,15 @@ def _all_gather(gen: Generation, tensor_list: list[Tensor], tensor: Tensor) -> A
     return gen.direct.allgather([tensor_list], [tensor], gen.direct.gathering)
 
 
-def _all_gather_into_tensor(gen: Generation, output_tensor: Tensor, input_tensor: Tensor) -> Any:
+def _all_gather_into_tensor(gen: Generation, output_tensor: Tensor, input_tensor: Tensor) -> Work | None:
     if not gen.direct.takes(output_tensor, input_tensor):
         return None
     return gen.direct.gather_into(output_tensor, input_tensor, gen.direct.gathering)
 
 
-def _reduce_scatter_tensor(gen: Generation, output: Tensor, given: Tensor, op: Any = None) -> Any:
+def _reduce_scatter_tensor(
+    gen: Generation, output: Tensor, given: Tensor, op: ReduceOp | None = None
+) -> Work | None:
     if not gen.direct.takes(output, given):
         return None
     return gen.direct.scatter_from(
@@ -132,7 +137,7 @@ def _reduce_scatter_tensor(gen: Generation, output: Tensor, given: Tensor, op: A
     )
 
 
-def _barrier(gen: Generation, device_ids: Any = None) -> Any:
+def _barrier(gen: Generation, device_ids: Sequence[int] | None = None) -> Work | None:
     if device_ids is not None or not gen.direct.calm():
         return None
     return gen.direct.barrier(gen.direct.waiting)
@@ -175,7 +180,7 @@ TABLE: dict[str, Operation] = {each.name: each for each in _ROWS}
 # -- torch's own way -----------------------------------------------------------------------------------------
 
 
-def call(gen: Generation, row: Operation, args: tuple[Any, ...], async_op: bool) -> WorldWork | None:
+def call(gen: Generation, row: Operation, args: tuple[object, ...], async_op: bool) -> WorldWork | None:
     """Run torch's function of `row` in the world of `gen`; return its work, wrapped, with `async_op`.
 
     Args:
@@ -192,6 +197,7 @@ def call(gen: Generation, row: Operation, args: tuple[Any, ...], async_op: bool)
                 check_device(gen, each)
     while len(args) > row.required and args[-1] is None:
         args = args[:-1]
+    work: Work | None
     if row.by_name:
         work = inside(gen, row.name, async_op=async_op, **dict(zip(row.names, args, strict=False)))
     else:
@@ -199,7 +205,7 @@ def call(gen: Generation, row: Operation, args: tuple[Any, ...], async_op: bool)
     return WorldWork(work, gen) if async_op and work is not None else None
 
 
-def inside(gen: Generation, name: str, *args: Any, **kwargs: Any) -> Any:
+def inside(gen: Generation, name: str, *args: object, **kwargs: object) -> Any:
     """Call torch.distributed's function `name` with the world of `gen` selected, errors translated."""
     import torch.distributed as dist  # noqa: PLC0415  (a world exists, so torch is loaded)
 

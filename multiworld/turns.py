@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import torch
+    from torch import Tensor
+    from torch.distributed import P2POp
+
 __all__ = [
     "COLLECTIVE",
     "RECEIVE",
@@ -41,12 +45,12 @@ COLLECTIVE: tuple[Way, ...] = ((None, "collective", None),)
 """The ways of a tensor's collective."""
 
 
-def collective(device: Any) -> tuple[Way, ...]:
+def collective(device: torch.device) -> tuple[Way, ...]:
     """Return the ways of an object collective whose bytes travel on `device`."""
     return COLLECTIVE if (kind := _type_of(device)) == "cpu" else ((kind, None, None),)
 
 
-def message(kind: str, peer: int | None, tag: int, on: Any) -> tuple[Way, ...]:
+def message(kind: str, peer: int | None, tag: int, on: Tensor | torch.device) -> tuple[Way, ...]:
     """Return the ways of a message; none where an object's message, which has tag 0, is never taken for it.
 
     Args:
@@ -61,7 +65,7 @@ def message(kind: str, peer: int | None, tag: int, on: Any) -> tuple[Way, ...]:
     return ((device, kind, peer),) if tag == 0 else ()
 
 
-def batch(p2p_op_list: Sequence[Any]) -> list[Way]:
+def batch(p2p_op_list: Sequence[P2POp]) -> list[Way]:
     """Return the ways of a batch's messages (``dist.P2POp``); what is none of them torch refuses."""
     return [
         way
@@ -287,7 +291,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _type_of(device: Any) -> str:
+def _type_of(device: object) -> str:
     return str(device).partition(":")[0]
 
 

@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from multiworld.turns import Turn, own_turn
 
@@ -64,11 +64,10 @@ def run(
     except BaseException:
         job.interrupted()
         raise
-    found: _T = job.result()
-    return found
+    return job.result()
 
 
-class _Job:
+class _Job(Generic[_T]):
     """The steps, on their way to another thread: that thread or the caller has them, and ends their turn.
 
     Attributes:
@@ -76,7 +75,7 @@ class _Job:
         committed: whether something has been done that the steps have to follow.
     """
 
-    def __init__(self, turn: Turn, steps: Callable[[], Any]) -> None:
+    def __init__(self, turn: Turn, steps: Callable[[], _T]) -> None:
         self.turn, self.committed = turn, False
         self._claims = [steps]
         self._begins, self._over = threading.Lock(), threading.Lock()
@@ -84,7 +83,7 @@ class _Job:
         self._over.acquire()
         self._context, self._stream = contextvars.copy_context(), _stream_of_caller()
         self._here = False
-        self._results: list[Any] = []
+        self._results: list[_T] = []
         self._errors: list[BaseException] = []
 
     def hand_over(self) -> None:
@@ -111,7 +110,7 @@ class _Job:
         with contextlib.suppress(RuntimeError):  # it goes on already
             self._begins.release()
 
-    def result(self) -> Any:
+    def result(self) -> _T:
         """Wait for their end, which their own timeouts bound; return or raise what they do."""
         while not self._over.acquire(timeout=_LOOK):
             pass
@@ -139,7 +138,7 @@ class _Job:
             self._over.release()
 
 
-def _stream_of_caller() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def _stream_of_caller() -> Callable[[], contextlib.AbstractContextManager[object]]:
     """Return what makes CUDA's current device and stream in another thread those of this one."""
     cuda = sys.modules["torch"].cuda
     if not cuda.is_initialized():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from multiworld._core.reraise import raise_instead
 from multiworld.events import State
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     import torch
 
     from multiworld._c10d.lane.work import LaneWork
+    from multiworld._c10d.waiter_pool import Completing
     from multiworld._generation.generation import Generation
 
 __all__ = ["Waitable", "WorldWork", "seen"]
+
+_T = TypeVar("_T")
 
 
 class Waitable(Protocol):
@@ -29,6 +32,9 @@ class Waitable(Protocol):
 
     def is_completed(self) -> bool:
         """Whether it is."""
+
+    def get_future(self) -> Completing:
+        """Its future; raises where it has none."""
 
 
 class WorldWork:
@@ -128,12 +134,12 @@ class _Failed:
     def exception(self) -> Exception:
         return self._generation.error()
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> torch.futures.Future[object]:
         import torch  # noqa: PLC0415  (an operation has failed, so it is loaded)
 
         from multiworld._c10d.futures import fail  # noqa: PLC0415  (an operation has failed, so torch is loaded)
 
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        future: torch.futures.Future[object] = torch.futures.Future()
         fail(future, self._generation.error())
         return future
 
@@ -149,7 +155,7 @@ class _Failed:
         return fail
 
 
-def seen(future: asyncio.Future[Any]) -> None:
+def seen(future: asyncio.Future[_T]) -> None:
     """Done callback: marks an error as seen, because its awaiter may have been cancelled."""
     if not future.cancelled():
         future.exception()

@@ -8,7 +8,7 @@ asks waits meanwhile, at most for the world's timeout. If the group cannot be ma
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ class LateGroup:
         """Whether it is this thread that makes the group now."""
         return self._maker is threading.current_thread()
 
-    def made(self) -> Any:
+    def made(self) -> ProcessGroup | None:
         """Make the group if it is not made yet, and return it; None where the world is over.
 
         It is over where the group was not made in time.

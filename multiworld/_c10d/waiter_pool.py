@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     Job = Callable[[], Callable[[], None] | None]
 
-__all__ = ["Pool", "ending", "future_of", "hand_over", "outcome_of", "pool", "raises_last", "without_future"]
+__all__ = ["Pool", "ending", "fail", "future_of", "outcome_of", "pool", "raises_last", "without_future"]
+
+_T = TypeVar("_T")
 
 LIMIT = 512
 """Threads at most; further jobs wait for a free one. A blocked receive occupies one for its whole
@@ -29,6 +31,20 @@ duration."""
 
 IDLE = 5.0
 """Seconds after which an idle thread ends; it may take twice as long."""
+
+
+class Completing(Protocol):
+    """A future of torch's."""
+
+    def add_done_callback(self, callback: Callable[..., None], /) -> None:
+        """Call it with the future once that is done."""
+
+
+class Promising(Protocol):
+    """A ``torch.distributed.Work``, as `future_of` asks it."""
+
+    def get_future(self) -> Completing:
+        """Its future; raises where it has none."""
 
 
 class Pool:
@@ -61,13 +77,13 @@ class Pool:
         """Number of threads."""
         return self._threads
 
-    def wait(self, fn: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+    def wait(self, fn: Callable[[], _T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[_T]:
         """Run `fn`, which may block, on a thread; its result or exception becomes the future's.
 
         Cancelling the future does not stop `fn`, whose result is then dropped. A loop that is closed
         meanwhile is no error. Call it in the loop's thread.
         """
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[_T] = loop.create_future()
         self.run(outcome_of(fn, loop, future))
         return future
 
@@ -212,20 +228,20 @@ ending = Pool(name="m8d-waiter-ending")
 
 
 class _Without:
-    works: Container[Any] = ()
+    works: Container[object] = ()
 
 
-def without_future(works: Container[Any]) -> None:
+def without_future(works: Container[object]) -> None:
     """Tell that these works are NCCL's: torch completes their futures when they are enqueued."""
     _Without.works = works
 
 
-def raises_last(work: Any) -> bool:
+def raises_last(work: object) -> bool:
     """Whether waiting for `work` raises after its world's end, once nothing writes into its tensors."""
     return work in _Without.works
 
 
-def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any] | None:
+def future_of(work: Promising, loop: asyncio.AbstractEventLoop) -> asyncio.Future[object] | None:
     """Return a future of `loop` that is done when `work` is; None if the work has no future of its own.
 
     The result is what torch's future gives. Call it in the loop's thread.
@@ -240,46 +256,49 @@ def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]
         torch_future = work.get_future()
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[object] = loop.create_future()
     torch_future.add_done_callback(outcome_of(methodcaller("value"), loop, future))
     return future
 
 
 def outcome_of(
-    fn: Callable[..., Any], loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]
+    fn: Callable[..., _T], loop: asyncio.AbstractEventLoop, future: asyncio.Future[_T]
 ) -> Callable[..., None]:
     """Return a job that calls `fn`, once, and sets its result or exception in `future`."""
 
-    def job(*given: Any) -> None:
+    def job(*given: object) -> None:
         nonlocal fn, future
-        result, error = None, None
         try:
             result = fn(*given)
-        except BaseException as exc:  # set in the future
-            error = exc
-        hand_over(loop, future, result, error)
+        except BaseException as error:  # set in the future
+            fail(loop, future, error)
+        else:
+            # Raised where the loop was closed meanwhile.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, future, result)
+            del result
         # The error's traceback refers to this frame. References from the frame to the error, or to the future
         # that has it, would make a cycle that keeps works, tensors and groups of the callers' frames alive.
-        del fn, future, given, result, error
+        del fn, future, given
 
     return job
 
 
-def hand_over(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None
-) -> None:
-    """Give the future its result, or its error; in any thread."""
-    # Raised where the loop was closed meanwhile.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(_settle, future, result, error)
+def fail(loop: asyncio.AbstractEventLoop, future: asyncio.Future[_T], error: BaseException) -> None:
+    """Give the future its error; in any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+        loop.call_soon_threadsafe(_settle_failed, future, error)
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _settle(future: asyncio.Future[_T], result: _T) -> None:
+    if not future.done():  # cancelled, most likely
+        future.set_result(result)
+
+
+def _settle_failed(future: asyncio.Future[_T], error: BaseException) -> None:
     if future.done():  # cancelled, most likely
         return
-    if error is None:
-        future.set_result(result)
-    elif isinstance(error, StopIteration):  # no future takes it
+    if isinstance(error, StopIteration):  # no future takes it
         future.set_exception(RuntimeError("the operation raised StopIteration"))
     else:
         future.set_exception(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from multiworld.events import State
 
@@ -16,13 +16,27 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from multiworld._c10d.gloo.await_work import AwaitedWork
     from multiworld._generation.stage import StateMachine
 
 __all__ = ["AwaitedOperations"]
 
+_T = TypeVar("_T")
+
 CUT_GRACE = 0.5
 """Seconds after a breakage in which awaited operations end by themselves; what then still waits is failed."""
+
+
+class Awaited(Protocol):
+    """A future of asyncio's, or a `multiworld._c10d.gloo.await_work.AwaitedWork`."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it belongs to."""
+
+    def done(self) -> bool:
+        """Whether it is waited for no more."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """End the waiting."""
 
 
 class AwaitedOperations:
@@ -36,23 +50,23 @@ class AwaitedOperations:
     def __init__(self, machine: StateMachine, error: Callable[[], Exception]) -> None:
         self._machine = machine
         self._error = error
-        self._pending: set[asyncio.Future[Any] | AwaitedWork] = set()
+        self._pending: set[Awaited] = set()
         self._timer: threading.Timer | None = None
 
-    def watch(self, future: asyncio.Future[Any]) -> None:
+    def watch(self, future: asyncio.Future[_T]) -> None:
         """Fail `future`, of the running loop, some time after the generation broke, if nothing else has."""
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         if self._machine.state is not State.ACTIVE:
             self.fail_later()
 
-    def expect(self, work: AwaitedWork) -> None:
+    def expect(self, work: Awaited) -> None:
         """`watch`, for an operation whose awaiter says itself when it is over (`expect_no_more`)."""
         self._pending.add(work)
         if self._machine.state is not State.ACTIVE:
             self.fail_later()
 
-    def expect_no_more(self, work: AwaitedWork) -> None:
+    def expect_no_more(self, work: Awaited) -> None:
         """It is over, or no task waits for it."""
         self._pending.discard(work)
 
@@ -85,6 +99,6 @@ class AwaitedOperations:
         return kept
 
 
-def _set_exception(future: asyncio.Future[Any] | AwaitedWork, error: Exception) -> None:
+def _set_exception(future: Awaited, error: Exception) -> None:
     if not future.done():
         future.set_exception(error)

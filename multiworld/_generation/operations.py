@@ -6,7 +6,9 @@ import contextlib
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from multiworld import settings
 from multiworld._c10d.waiter_pool import ending
@@ -158,7 +160,7 @@ class GenerationOperations:
         self.log.freeze(time.monotonic())
         process_totals.end(self._roster.world, self.totals)
 
-    def begun(self, kind: str, args: tuple[Any, ...]) -> Entry:
+    def begun(self, kind: str, args: tuple[object, ...]) -> Entry:
         """Log a collective of the world's own group, and return its entry: its end is the caller's to write.
 
         Args:
@@ -168,7 +170,8 @@ class GenerationOperations:
         group = self.log.world
         group.begun = number = next(group.count)
         given = None if kind == "barrier" else args[kind.startswith("all_gather")]
-        size = 0 if given is None else given.numel() * given.element_size()  # a sparse one has no nbytes
+        # A sparse one has no nbytes.
+        size = given.numel() * given.element_size() if isinstance(given, Tensor) else 0
         root = args[1] if kind in _ROOTED else None
         entry: Entry = [group, kind, number, size, root, None, time.monotonic(), None]
         self.log.append(entry)

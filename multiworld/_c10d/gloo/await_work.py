@@ -24,7 +24,7 @@ import contextvars
 import weakref
 from _thread import LockType, allocate_lock
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multiworld._c10d.nccl import inflight
 from multiworld._c10d.waiter_pool import pool
@@ -163,8 +163,8 @@ class AwaitedWork:
     _back: LockType | None = None  # released by the thread, where the loop's naps
     _error: BaseException | None = None  # torch's
     _told: BaseException | None = None  # what ended the waiting, though the operation has not ended
-    _message: Any = None  # of a cancellation
-    _callback: Callable[[Any], object] | None = None
+    _message: object = None  # of a cancellation
+    _callback: Callable[[AwaitedWork], object] | None = None
     _context: contextvars.Context | None = None
 
     def __init__(self, work: Work, queue: LoopQueue, loop: asyncio.AbstractEventLoop) -> None:
@@ -255,7 +255,7 @@ class AwaitedWork:
 
     # -- what asyncio asks of a future -----------------------------------------------------------------------
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[AwaitedWork, None, None]:
         self._asyncio_future_blocking = True
         yield self
 
@@ -264,21 +264,21 @@ class AwaitedWork:
         return self._loop
 
     def add_done_callback(
-        self, callback: Callable[[Any], object], *, context: contextvars.Context | None = None
+        self, callback: Callable[[AwaitedWork], object], *, context: contextvars.Context | None = None
     ) -> None:
         """What lets the task go on; there is one."""
         # An empty context is false, and still the task's own.
         self._callback = callback
         self._context = contextvars.copy_context() if context is None else context
 
-    def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
+    def remove_done_callback(self, callback: Callable[[AwaitedWork], object]) -> int:
         """Take it back."""
         found = self._callback is not None and self._callback == callback
         if found:
             self._callback = None
         return int(found)
 
-    def cancel(self, msg: Any = None) -> bool:
+    def cancel(self, msg: object = None) -> bool:
         """End the waiting of the task, in the loop's next turn; False if it has ended."""
         if self._done:
             return False

@@ -74,9 +74,9 @@ class CollectiveWork(Work):  # type: ignore[misc, unused-ignore]
         """The tensors that it was given to write to, as torch has them for this kind of collective."""
         return self._collective.outputs
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> torch.futures.Future[object]:
         """Return a future that is done when this is over; its value is `result`."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        future: torch.futures.Future[object] = torch.futures.Future()
 
         def complete() -> None:
             try:

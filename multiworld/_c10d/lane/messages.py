@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from operator import index
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from multiworld._c10d.futures import fail
 from multiworld._c10d.lane import records, tensors
@@ -318,7 +318,7 @@ class Messages:
                 before[each].give_up()
         return watch
 
-    def when_over(self, work: LaneWork, future: torch.futures.Future[Any]) -> None:
+    def when_over(self, work: LaneWork, future: torch.futures.Future[list[Tensor]]) -> None:
         """Complete torch's `future` when a work is over, in a thread of the pool."""
         from multiworld._c10d.waiter_pool import pool  # noqa: PLC0415  (only who asks for a future pays)
 

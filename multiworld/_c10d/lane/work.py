@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 from torch.distributed import Work  # type: ignore[attr-defined, unused-ignore]
@@ -34,7 +34,7 @@ class MessagesOfWork(Protocol):
     def told(self, error: Exception, /) -> Exception:
         """Return a lane's error as a new one."""
 
-    def when_over(self, work: LaneWork, future: torch.futures.Future[Any], /) -> None:
+    def when_over(self, work: LaneWork, future: torch.futures.Future[list[Tensor]], /) -> None:
         """Complete torch's future when a work is over."""
 
 
@@ -123,9 +123,9 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
         """The tensor."""
         return [self._tensor]
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """Return a future that is done when this is over; its value is the list of the tensor."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         self.messages.when_over(self, future)
         return future
 
