@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ from multiworld._core.operations.log import ENDED, GROUP, NUMBER, went_well
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from torch._C._distributed_c10d import ProcessGroup, Work
 
     from multiworld._c10d.routing.state import WorldState
     from multiworld._core.operations.log import Entry, LoggedGroup, OperationLog
@@ -50,10 +52,10 @@ _OF_INPUT = frozenset({
 
 _ANY_SIZE = frozenset({"alltoall", "alltoall_base", "all_to_all_single", "barrier"})
 
-_waits: weakref.WeakKeyDictionary[Any, _Call] = weakref.WeakKeyDictionary()
+_waits: weakref.WeakKeyDictionary[Work, _Call] = weakref.WeakKeyDictionary()
 """By torch's work."""
 
-_any: dict[Any, _Call] = vars(_waits)["data"]
+_any: dict[weakref.ref[Work], _Call] = vars(_waits)["data"]
 """What the mapping keeps them in: to look whether there are any costs nothing."""
 
 
@@ -90,7 +92,7 @@ class _Call:
             went_well(self._entry)
 
 
-def waiting(work: Any) -> WorldState | None:
+def waiting(work: Work) -> WorldState | None:
     """A thread begins to wait for a work of torch's; returns of which world it is, where that is known."""
     if _any and (call := _waits.get(work)) is not None:
         call.done = False
@@ -98,7 +100,7 @@ def waiting(work: Any) -> WorldState | None:
     return None
 
 
-def waited(work: Any, *, well: bool) -> None:
+def waited(work: Work, *, well: bool) -> None:
     """A thread has waited for it; `well`: without an error."""
     # One that has failed fails again: its world stays known.
     if _any and (call := _waits.pop(work, None) if well else _waits.get(work)) is not None:
@@ -117,16 +119,16 @@ class LoggedCalls:
         self._log = log
         self._state = weakref.ref(state)
         # Weak: a group that its users have destroyed must go.
-        self._known: weakref.WeakKeyDictionary[Any, LoggedGroup] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[ProcessGroup, LoggedGroup] = weakref.WeakKeyDictionary()
 
     def run(
         self,
         name: str,
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        function: Callable[..., Any],
-    ) -> Any:
+        group: ProcessGroup,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        function: Callable[..., Work | None],
+    ) -> Work | None:
         """Call a method of a ProcessGroup and return its work.
 
         Args:
@@ -155,7 +157,7 @@ class LoggedCalls:
             entry[ENDED] = _waits[work] = _Call(entry, self._state)
         return work
 
-    def _entry(self, name: str, group: Any, args: tuple[Any, ...]) -> Entry:
+    def _entry(self, name: str, group: ProcessGroup, args: tuple[object, ...]) -> Entry:
         found = self._known.get(group)
         if found is None:
             found = self._known[group] = self._group(group)
@@ -168,7 +170,7 @@ class LoggedCalls:
         size = 0 if name in _ANY_SIZE else size_of(args[1:2] if name in _OF_INPUT else args[:1])
         return [found, kind, found.following(), size, _rank(found, root), None, now, None]
 
-    def _group(self, group: Any) -> LoggedGroup:
+    def _group(self, group: ProcessGroup) -> LoggedGroup:
         state = self._state()
         ranks = () if state is None else ranks_of(group, state)
         if state is None or not ranks:

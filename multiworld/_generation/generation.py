@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup
 
     from multiworld._c10d.groups import Group
-    from multiworld._c10d.routing.state import WorldState
     from multiworld._core.state_machine import StageEvent
     from multiworld._generation.resources import Resources
     from multiworld._generation.stage import StateMachine
@@ -381,9 +380,7 @@ class Generation:
         self.verdict(self._attachment.breakage_for(detail, ranks))
         return self.error()
 
-    def translate(
-        self, _state: WorldState, exc: BaseException, /, *, sure: bool = True
-    ) -> BaseException | None:
+    def translate(self, _state: object, exc: BaseException, /, *, sure: bool = True) -> BaseException | None:
         """`explain`, for a bare ``torch.distributed`` call in this world; None if `exc` stands.
 
         Inside ``with world:`` errors of all kinds pass: only torch's own can say anything about the world. A

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 import torch
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
+    from torch._C._distributed_c10d import ProcessGroup, Work
 
     from multiworld._c10d.lane.messages import Messages
-    from multiworld._c10d.lane.work import LaneWork
     from multiworld._c10d.routing.state import WorldState
 
 __all__ = ["Channel", "Channels", "number_in", "number_of", "ranks_of"]
@@ -69,18 +69,18 @@ class Channels:
     def __init__(self, messages: Messages, state: WorldState) -> None:
         self._messages = messages
         self._state = weakref.ref(state)
-        self.coalescing: Mapping[Any, Any] = state.pg_coalesce_state
+        self.coalescing: Mapping[ProcessGroup, object] = state.pg_coalesce_state
         # Weak: a group that its users have destroyed must go.
-        self._known: weakref.WeakKeyDictionary[Any, Channel | None] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[ProcessGroup, Channel | None] = weakref.WeakKeyDictionary()
 
     def posted(
         self,
         name: str,
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        function: Callable[..., Any],
-    ) -> LaneWork | None:
+        group: ProcessGroup,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        function: Callable[..., Work],
+    ) -> Work | None:
         """Post a send or a receive over the lane; None where it is torch's to post, or to refuse.
 
         Args:
@@ -104,7 +104,7 @@ class Channels:
             return None
         (tensor,) = given
         if not self._messages.takes(tensor):
-            return self._unwrapped(name, group, args, function)
+            return self._unwrapped(name, group, tensor, args, function)
         if name == "recv_anysource":
             work = self._messages.post_receive(tensor, None, tag, channel.number, channel.rank_of.__getitem__)
         else:
@@ -120,15 +120,19 @@ class Channels:
         return work
 
     def _unwrapped(
-        self, name: str, group: Any, args: tuple[Any, ...], function: Callable[..., Any]
-    ) -> LaneWork | None:
+        self,
+        name: str,
+        group: ProcessGroup,
+        tensor: object,
+        args: tuple[object, ...],
+        function: Callable[..., Work],
+    ) -> Work | None:
         from multiworld._c10d.lane import wrapped  # noqa: PLC0415  (hardly a program sends such tensors)
 
-        (tensor,) = args[0]
         if not wrapped.is_wrapper(tensor):
             return None
 
-        def post(inside: Tensor) -> LaneWork | None:
+        def post(inside: Tensor) -> Work | None:
             return self.posted(name, group, ([inside], *args[1:]), {}, function)
 
         return wrapped.posted(lambda: function(group, *args), self._messages.takes, post)
@@ -139,7 +143,7 @@ class Channels:
         self._messages.endpoint.drop(number)
         self._messages.log.drop(number)
 
-    def of(self, group: Any) -> Channel | None:
+    def of(self, group: ProcessGroup) -> Channel | None:
         """Return a process group's channel; None where its CPU tensors are another backend's than gloo's."""
         state = self._state()
         if state is None:
@@ -151,7 +155,7 @@ class Channels:
         return self._known[group]
 
 
-def _channel(group: Any, state: WorldState) -> Channel | None:
+def _channel(group: ProcessGroup, state: WorldState) -> Channel | None:
     """Return the channel of a group; None where its CPU tensors are another backend's than gloo's."""
     if _CPU in group._device_types and not _is_gloo(str(dict.get(state.pg_backend_config, group, ""))):
         return None
@@ -164,7 +168,7 @@ def _channel(group: Any, state: WorldState) -> Channel | None:
     return Channel(number, ranks, int(group.rank()), rank_of, timeout)
 
 
-def _timeout_of(group: Any) -> float:
+def _timeout_of(group: ProcessGroup) -> float:
     """Return the seconds of a group's operations, which are the world's where `new_group` was given none."""
     try:
         timeout = group._get_backend(_CPU).options._timeout
@@ -173,23 +177,23 @@ def _timeout_of(group: Any) -> float:
     return float(timeout.total_seconds())
 
 
-def ranks_of(group: Any, state: WorldState) -> tuple[int, ...]:
+def ranks_of(group: ProcessGroup, state: WorldState) -> tuple[int, ...]:
     """Return a group's members as ranks of the world, by their ranks in it; none of an unknown group."""
     by_world = dict.get(state.pg_group_ranks, group) or {}
     return tuple(sorted(map(int, by_world), key=by_world.__getitem__))
 
 
-def number_in(group: Any, state: WorldState) -> int:
+def number_in(group: ProcessGroup, state: WorldState) -> int:
     """Return the number that all members know a group by; 0 for the world's default group."""
     return 0 if group is state.group else number_of(str(dict.get(state.pg_names, group, "")))
 
 
-def _whole(number: Any) -> int:
+def _whole(number: object) -> int:
     """Return what torch takes `number` for: numpy's integers are some, too; -1 for what is none."""
     if type(number) is int:
         return number
     try:
-        return index(number)
+        return index(number) if isinstance(number, SupportsIndex) else -1
     except TypeError:
         return -1
 

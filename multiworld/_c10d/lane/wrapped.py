@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
-
-    from multiworld._c10d.lane.work import LaneWork
+    from torch._C._distributed_c10d import Work
 
 __all__ = ["is_wrapper", "posted"]
 
@@ -36,8 +35,8 @@ def is_wrapper(tensor: object) -> bool:
 
 
 def posted(
-    operation: Callable[[], Any], takes: Callable[[object], bool], post: Callable[[Tensor], LaneWork | None]
-) -> LaneWork:
+    operation: Callable[[], Work], takes: Callable[[object], bool], post: Callable[[Tensor], Work | None]
+) -> Work:
     """Run a send or a receive of torch's on a wrapper; what is inside goes over the lane.
 
     Args:
@@ -49,14 +48,14 @@ def posted(
         The work that was posted last; where none was, what `operation` returned.
     """
     with _Unwrapping(takes, post) as mode:
-        work: LaneWork = operation()
+        work = operation()
     return mode.works[-1] if mode.works else work
 
 
 class _Unwrapping(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    def __init__(self, takes: Callable[[object], bool], post: Callable[[Tensor], LaneWork | None]) -> None:
+    def __init__(self, takes: Callable[[object], bool], post: Callable[[Tensor], Work | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.works: list[LaneWork] = []  # torch keeps no more of them than C++ sees
+        self.works: list[Work] = []  # torch keeps no more of them than C++ sees
         self._takes = takes
         self._post = post
 

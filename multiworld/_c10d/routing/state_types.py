@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from torch._C._distributed_c10d import ProcessGroup, Work
 
 __all__ = ["GlooGroups", "LaneChannels", "LaneCollectives", "LogsCalls", "MakesGroup", "Translates"]
 
@@ -28,11 +30,11 @@ class LaneChannels(Protocol):
     def posted(
         self,
         name: str,
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        function: Callable[..., Any],
-    ) -> object:
+        group: ProcessGroup,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        function: Callable[..., Work],
+    ) -> Work | None:
         """Post a send or a receive over the lane, and return its work; None where it is torch's to post."""
 
     def ended(self, name: str) -> None:
@@ -42,7 +44,9 @@ class LaneChannels(Protocol):
 class LaneCollectives(Protocol):
     """A `multiworld._c10d.lane.collectives.GenerationCollectives`."""
 
-    def posted(self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def posted(
+        self, name: str, group: ProcessGroup, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Work | None:
         """Begin a collective over the lane, and return its work; None where it is torch's."""
 
 
@@ -52,11 +56,11 @@ class LogsCalls(Protocol):
     def run(
         self,
         name: str,
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        function: Callable[..., Any],
-    ) -> Any:
+        group: ProcessGroup,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        function: Callable[..., Work | None],
+    ) -> Work | None:
         """Call a method of a ProcessGroup that torch carries, and return its work."""
 
 
@@ -66,14 +70,14 @@ class MakesGroup(Protocol):
     def makes_here(self) -> bool:
         """Whether it is this thread that makes the group now."""
 
-    def made(self) -> Any:
+    def made(self) -> ProcessGroup | None:
         """Make the group if it is not made yet, and return it; None where the world is over."""
 
 
 class Translates(Protocol):
     """A `multiworld._generation.generation.Generation.translate`."""
 
-    def __call__(self, state: Any, error: BaseException, /, *, sure: bool = True) -> BaseException | None:
+    def __call__(self, state: object, error: BaseException, /, *, sure: bool = True) -> BaseException | None:
         """Return what to raise instead of an error of a world; None where it stays.
 
         With `sure` false, it may be another's error: it breaks nothing.
