@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+    from torch.distributed import ReduceOp
 
     from multiworld._core.operations.log import Entry, OperationLog
     from multiworld._net.lane.endpoint import Endpoint
@@ -117,7 +118,7 @@ class GroupCollectives:
 
     # -- reductions ------------------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: Tensor, op: Any = None) -> Collective | None:
+    def all_reduce(self, tensor: Tensor, op: ReduceOp | None = None) -> Collective | None:
         """As ``dist.all_reduce``."""
         kernel = self._kernel(op, tensor)
         if kernel is None:
@@ -130,7 +131,7 @@ class GroupCollectives:
             steps = schedules.all_reduce_cut(new, buffers.pieces_of_parts(flat, self.size), flat.nbytes)
         return new.of(steps)
 
-    def reduce(self, tensor: Tensor, root: int, op: Any = None) -> Collective | None:
+    def reduce(self, tensor: Tensor, root: int, op: ReduceOp | None = None) -> Collective | None:
         """As ``dist.reduce``; `root` is a rank of the group."""
         kernel = self._kernel(op, tensor)
         if kernel is None or not 0 <= root < self.size:
@@ -140,7 +141,11 @@ class GroupCollectives:
         return new.of(schedules.reduce(new, buffers.pieces(flat), root, flat.nbytes))
 
     def reduce_scatter(
-        self, output: Tensor, parts: Sequence[Tensor], op: Any = None, name: str = "reduce_scatter"
+        self,
+        output: Tensor,
+        parts: Sequence[Tensor],
+        op: ReduceOp | None = None,
+        name: str = "reduce_scatter",
     ) -> Collective | None:
         """As ``dist.reduce_scatter``: `parts` has one tensor for each rank. `name` is for errors."""
         kernel = self._kernel(op, output, *parts)
@@ -159,7 +164,9 @@ class GroupCollectives:
         steps = schedules.reduce_scatter(new, pieces, buffers.pieces(room.view(-1)), room.nbytes)
         return new.of(steps)
 
-    def reduce_scatter_tensor(self, output: Tensor, given: Tensor, op: Any = None) -> Collective | None:
+    def reduce_scatter_tensor(
+        self, output: Tensor, given: Tensor, op: ReduceOp | None = None
+    ) -> Collective | None:
         """As ``dist.reduce_scatter_tensor``."""
         if not self._divides(given, output):
             return None
@@ -332,7 +339,7 @@ class GroupCollectives:
         _require_memory(given)
         return True
 
-    def _kernel(self, op: Any, tensor: Tensor, *more: Tensor) -> reducing.Kernel | None:
+    def _kernel(self, op: ReduceOp | None, tensor: Tensor, *more: Tensor) -> reducing.Kernel | None:
         if not self._takes(tensor, *more):
             return None
         return reducing.kernel(op, tensor.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +18,8 @@ from multiworld._net.lane.waiting import LateError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch._C._distributed_c10d import ProcessGroup
+
     from multiworld._c10d.lane.collective import Collective
     from multiworld._c10d.lane.messages import Messages
     from multiworld._c10d.lane.p2p_dispatch import Channels
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["GenerationCollectives", "wait_explained"]
 
 _CPU = torch.device("cpu")
-_Gloo: Any = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
+_Gloo: object = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
 
 
 class GenerationCollectives:
@@ -52,7 +54,7 @@ class GenerationCollectives:
         self,
         messages: Messages,
         channels: Channels,
-        group: Any,
+        group: ProcessGroup | None,
         *,
         rank: int,
         size: int,
@@ -71,7 +73,9 @@ class GenerationCollectives:
         self._near = near or secure
         self._limits = WITHOUT_LIMITS if secure else LIMITS
         # Weak: a group that its users have destroyed must go.
-        self._known: weakref.WeakKeyDictionary[Any, GroupCollectives | None] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[ProcessGroup, GroupCollectives | None] = (
+            weakref.WeakKeyDictionary()
+        )
         self.default: GroupCollectives | None = None
         self.default = self._late(rank, size) if group is None else self._of(group)
 
@@ -83,7 +87,7 @@ class GenerationCollectives:
         return self.checks or bool(self._coalescing) or records.profiled()
 
     def posted(
-        self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, name: str, group: ProcessGroup, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> CollectiveWork | None:
         """Begin a collective over the lane; None where it is torch's to do, or to refuse.
 
@@ -163,12 +167,12 @@ class GenerationCollectives:
         # No caller waits, perhaps for long: the other members must hear of it now.
         pool.run(lambda: _ignore(self.explained(error)), later=True)
 
-    def _of(self, group: Any) -> GroupCollectives | None:
+    def _of(self, group: ProcessGroup) -> GroupCollectives | None:
         if group not in self._known:  # another thread may have been first
             self._known[group] = self._made(group)
         return self._known[group]
 
-    def _made(self, group: Any) -> GroupCollectives | None:
+    def _made(self, group: ProcessGroup) -> GroupCollectives | None:
         if _Gloo is None or _CPU not in group._device_types:
             return None
         backend = group._get_backend(_CPU)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import ReduceOp
@@ -40,7 +40,7 @@ _CALLS: dict[str, tuple[str, int | None]] = {
 }
 
 
-def described(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def described(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     """Say what a call of a ProcessGroup's method asks for, as far as all members have to ask for the same.
 
     Shapes are not said: gloo and the lane compare none.
@@ -85,7 +85,7 @@ def difference(world: str, records: list[Tensor]) -> CollectiveMismatchError | N
     )
 
 
-def _first(given: Any) -> Tensor | None:
+def _first(given: object) -> Tensor | None:
     while isinstance(given, list | tuple):
         if not given:
             return None

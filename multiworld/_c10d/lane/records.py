@@ -7,7 +7,7 @@ for (``recv_`` and ``recv``, ``recv_any_source_`` and ``recvAnySource``).
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -71,14 +71,14 @@ _GLOO = {
 """What gloo records a collective as; others it does not record."""
 
 
-def of_collective(collective: Collective, given: tuple[Any, ...]) -> None:
+def of_collective(collective: Collective, given: tuple[object, ...]) -> None:
     """Record a collective, until it is over, with the shape of the first tensor that it was given."""
     if collective.name in _GLOO:
         tensors = [each for each in _flattened(given) if isinstance(each, torch.Tensor)]
         collective.recorded = begin(_GLOO[collective.name], tensors[0] if tensors else None, None)
 
 
-def _flattened(given: Any) -> list[Any]:
+def _flattened(given: object) -> list[object]:
     if isinstance(given, list | tuple):
         return [each for inner in given for each in _flattened(inner)]
     return [given]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import ReduceOp
@@ -50,7 +50,7 @@ where this takes 0.6."""
 _KEPT = 4  # pieces; a collective takes one at a time
 
 
-def kernel(op: Any, dtype: torch.dtype) -> Kernel | None:
+def kernel(op: object, dtype: torch.dtype) -> Kernel | None:
     """Return ``(first, second, *, out)`` of a reduction; None where it is torch's to do, or to refuse.
 
     Args:

@@ -8,7 +8,7 @@ conjugated, every second element, a tensor that is still being computed) goes th
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +22,7 @@ __all__ = ["carried", "copied_back", "landing", "memory_view", "nowhere", "requi
 _Tensor = torch.Tensor
 _STRIDED = torch.strided
 _PACKED = {torch.quint4x2, torch.quint2x4}
-_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
+_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
 _plain_dispatch = _Tensor.__torch_dispatch__
 
 memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
