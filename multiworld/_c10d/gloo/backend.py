@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import torch.distributed
 import torch.distributed.distributed_c10d as c10d
@@ -32,14 +32,36 @@ from multiworld._net.stores.torchstore import PollingStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch._C._distributed_c10d import ProcessGroup, Store
+
     from multiworld._c10d.monkeypatch import Patches
     from multiworld._c10d.routing.state import WorldState
 
+    class GlooOptions:
+        """Options of a ProcessGroupGloo, by the names that all versions of torch have."""
+
+        _devices: list[devices.Device]
+        _threads: int
+        _timeout: dt.timedelta
+
+    class TorchGloo:
+        """ProcessGroupGloo, of which torch's own stub leaves out what is used here."""
+
+        _Options: Callable[[], GlooOptions]
+
+        def __init__(self, store: Store, rank: int, size: int, options: GlooOptions) -> None: ...
+
+        @staticmethod
+        def create_device(**where: str | bool) -> devices.Device: ...
+
+
 __all__ = ["GlooGroup", "GlooWorld", "install", "of"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 W = TypeVar("W")
 
-_DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
+_DistBackendError: type[RuntimeError] = getattr(torch.distributed, "DistBackendError", RuntimeError)
 
 THREADS = (2, 1)
 """Worker threads of a group: torch's own default for the first `FEW` groups of a process, then one.
@@ -67,20 +89,20 @@ class GlooGroup:
 
     def __init__(
         self,
-        backend: Any,
+        backend: object,
         store: PollingStore,
         own: set[sockets.Address],
         members: set[sockets.Address],
         lease: devices.Lease,
         workers: tuple[tuple[unblocking.GroupThread, ...], int] = ((), 0),
     ) -> None:
-        self.backend = backend
+        self.backend: object = backend
         self.store = store
         self.lease = lease
         self.links, self._listeners = sockets.find(own, members)
         self._spare = sockets.spare()
         self.target = unblocking.Target(self.links, *workers)
-        self.group: weakref.ref[Any] | None = None
+        self.group: weakref.ref[ProcessGroup] | None = None
 
     def shut(self) -> None:
         """Let every pending and every later operation raise."""
@@ -124,10 +146,10 @@ class GlooWorld:
         self.timeout = timeout
         self.check = check
         self.joining = True
-        self.exchange: Any = None
+        self.exchange: Store | None = None
         self.aborted = False
         # Python's part of a store ends with its last reference in Python, despite references in C++.
-        self.kept: list[Any] = []
+        self.kept: list[Store] = []
         # Each access is one step of the interpreter's, without a lock: a garbage collection may call
         # `release` in the middle of any other method, in the same thread.
         self._groups: dict[GlooGroup, None] = {}
@@ -143,7 +165,7 @@ class GlooWorld:
             raise _DistBackendError("multiworld: the groups of this world were aborted")
         self.check()
 
-    def build(self, store: Any, rank: int, size: int, timeout: dt.timedelta | None = None) -> Any:
+    def build(self, store: Store, rank: int, size: int, timeout: dt.timedelta | None = None) -> object:
         """Build a ProcessGroupGloo.
 
         Args:
@@ -266,7 +288,7 @@ class GlooWorld:
         return tuple(("interface", each) for each in names) or (("hostname", self.host),)
 
 
-def _options(lease: devices.Lease, timeout: dt.timedelta) -> Any:
+def _options(lease: devices.Lease, timeout: dt.timedelta) -> GlooOptions:
     made = _original._Options()
     made._devices = lease.devices
     made._threads = settings.load().gloo_threads or THREADS[lease.among > FEW]
@@ -274,7 +296,7 @@ def _options(lease: devices.Lease, timeout: dt.timedelta) -> Any:
     return made
 
 
-def _make(where: devices.Where) -> list[Any]:
+def _make(where: devices.Where) -> list[devices.Device]:
     """Make gloo's devices, one for each place to listen at."""
     # Connections made later would not be among the group's known sockets.
     extra = {"lazy_init": False} if "lazy_init" in (_original.create_device.__doc__ or "") else {}
@@ -288,7 +310,7 @@ class _FoundError(Exception):
     """Ends the construction of a group that is built only to be told where its device listens."""
 
 
-def _deafen(device: Any) -> None:
+def _deafen(device: devices.Device) -> None:
     """Drop all packets at a new device. Its address is known only from what its groups publish."""
     found: list[sockets.Address] = []
 
@@ -308,8 +330,10 @@ def _deafen(device: Any) -> None:
         listeners.deafen(address)
 
 
-_original: Any = getattr(c10d, "ProcessGroupGloo", None)
-_hash_store: Any = vars(torch.distributed)["HashStore"]  # exported without saying so to type checkers
+# None where torch was built without gloo: `install` does nothing then, and nothing else asks for it.
+_original = cast("type[TorchGloo]", getattr(c10d, "ProcessGroupGloo", None))
+# Exported without saying so to type checkers.
+_hash_store: Callable[[], Store] = vars(torch.distributed)["HashStore"]
 _made = threading.local()  # .groups: those that were built by the call of torch under way in this thread
 
 
@@ -348,7 +372,7 @@ class _Routed(type):
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, _original)
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> object:
         return getattr(_original, name)
 
 
@@ -369,10 +393,10 @@ def install(patches: Patches) -> None:
     patches.set(c10d, "_new_process_group_helper", _watching(c10d._new_process_group_helper))
 
 
-def _watching(original: Any) -> Any:
+def _watching(original: Callable[P, T]) -> Callable[P, T]:
     """Notice when a process group made in a world is gone, to let go of its backends after it."""
 
-    def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+    def new_process_group_helper(*args: P.args, **kwargs: P.kwargs) -> T:
         state = selection.current()
         world = None if state is None else of(state)
         if world is None:
@@ -422,14 +446,14 @@ def _addresses(published: dict[str, bytes]) -> set[sockets.Address]:
     return {each for each in found if each is not None}
 
 
-def _run(build: Callable[[], Any], check: Callable[[], None], wake: Callable[[], None]) -> Any:
+def _run(build: Callable[[], T], check: Callable[[], None], wake: Callable[[], None]) -> T:
     """Run what blocks in C++ on a thread of its own, so that the caller can give up.
 
     Raises:
         BaseException: what `build` or `check` raised. When `check` did, gloo is woken; the thread ends with
             it.
     """
-    box: list[Any] = []
+    box: list[T] = []
     failed: list[BaseException] = []
     done, abandoned = threading.Event(), threading.Event()
 

@@ -102,12 +102,12 @@ def usable() -> bool:
         return False
 
 
-def address_of(instance: Any) -> int:
+def address_of(instance: object) -> int:
     """Return where the C++ object of a pybind11 instance is; 0 where it has none any more."""
     return int(ctypes.c_void_p.from_address(id(instance) + object.__basicsize__).value or 0)
 
 
-def holders(memory: Memory, instance: Any) -> int:
+def holders(memory: Memory, instance: object) -> int:
     """Return how many hold the C++ object of a pybind11 instance, it among them; 0 where it has none.
 
     The object counts them itself (``c10::intrusive_ptr_target``), in the low half of the word behind the
@@ -118,7 +118,7 @@ def holders(memory: Memory, instance: Any) -> int:
     return words[0] & 0xFFFFFFFF if words else 0
 
 
-def buffer_at(memory: Memory, work: Any) -> int:
+def buffer_at(memory: Memory, work: object) -> int:
     """Return the address of the buffer of a gloo send or receive; 0 where `work` is anything else.
 
     The buffer is the work's own: the first pointer to a buffer in a work is the one it owns.

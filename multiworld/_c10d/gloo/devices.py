@@ -15,14 +15,14 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NewType
 
 from multiworld._c10d.gloo import sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LIMIT", "PATIENCE", "DevicePool", "Lease", "pool"]
+__all__ = ["LIMIT", "PATIENCE", "Device", "DevicePool", "Lease", "pool"]
 
 LIMIT = max(1, min(4, os.cpu_count() or 1))
 """Shared devices at most, for each place to listen at: more threads than cores move no more bytes."""
@@ -34,6 +34,9 @@ processes that join the same worlds in different orders would wait for each othe
 _TURN = 0.1
 """Seconds between two checks whether the wait was cancelled."""
 
+Device = NewType("Device", object)
+"""One of gloo's: it is made, kept, and given to groups; nothing asks it anything."""
+
 Where = tuple[tuple[str, str], ...]
 """Where to listen: ("interface", name) or ("hostname", address), one or more."""
 
@@ -43,7 +46,7 @@ class _Entry:
     """Shared state of the leases of one device, or of one for each of several interfaces."""
 
     where: Where
-    made: list[Any] = field(default_factory=list)
+    made: list[Device] = field(default_factory=list)
     users: int = 0
     connecting: bool = True
 
@@ -124,7 +127,7 @@ class DevicePool:
     def take(
         self,
         where: Where,
-        make: Callable[[Where], list[Any]],
+        make: Callable[[Where], list[Device]],
         check: Callable[[], None],
         *,
         shared: bool,

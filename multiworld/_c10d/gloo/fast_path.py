@@ -9,7 +9,7 @@ that it means what it means there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -19,7 +19,7 @@ from multiworld._c10d.nccl import inflight
 from multiworld._c10d.plain_methods import PlainMethods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
     from torch._C._distributed_c10d import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Direct", "of"]
 
-_Gloo: Any = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
+_Gloo: object = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
 _AllgatherOptions: Callable[[], AllgatherOptions] = torch._C._distributed_c10d.AllgatherOptions
 _CPU = torch.device("cpu")
 
@@ -133,8 +133,9 @@ class Direct:
         return options
 
 
-def _named(backend: Backend, name: str, before: str) -> Any:
-    return getattr(backend, name, None) or getattr(backend, before)
+def _named(backend: Backend, name: str, before: str) -> Callable[..., Work]:
+    found: Callable[..., Work] = getattr(backend, name, None) or getattr(backend, before)
+    return found
 
 
 class _NotDirect(Direct):
@@ -168,10 +169,10 @@ _Tensor = torch.Tensor
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined, unused-ignore]
 _function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled  # type: ignore[attr-defined, unused-ignore]
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
+_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
 
 
-def _calm(coalescing: dict[Any, Any]) -> Callable[[], bool]:
+def _calm(coalescing: Mapping[ProcessGroup, object]) -> Callable[[], bool]:
     def calm() -> bool:
         return not (_function_mode() or _dispatch_modes() or _profiled() or coalescing)
 
@@ -182,7 +183,7 @@ def _never(*_: object) -> bool:
     return False
 
 
-def _takes(coalescing: dict[Any, Any]) -> Callable[..., bool]:
+def _takes(coalescing: Mapping[ProcessGroup, object]) -> Callable[..., bool]:
     def takes(*tensors: object) -> bool:
         for tensor in tensors:
             if (

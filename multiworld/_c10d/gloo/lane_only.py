@@ -40,14 +40,14 @@ def install(patches: Patches) -> None:
         return
     original = getattr(_Fake, _SEQUENCE)
 
-    def set_sequence_number_for_group(backend: Any) -> None:
+    def set_sequence_number_for_group(backend: object) -> None:
         if not is_stand_in(backend):
             original(backend)
 
     patches.set(_Fake, _SEQUENCE, set_sequence_number_for_group)
 
 
-def stand_in(world: str, rank: int, size: int, timeout: dt.timedelta) -> Any:
+def stand_in(world: str, rank: int, size: int, timeout: dt.timedelta) -> object:
     """Return a backend that refuses all collectives.
 
     Args:
@@ -79,7 +79,7 @@ def unavailable(world: str) -> UnencryptedError:
     )
 
 
-def is_stand_in(backend: Any) -> bool:
+def is_stand_in(backend: object) -> bool:
     """Whether a backend came from `stand_in`."""
     if _Fake is None or type(backend) is not _Fake:
         return False

@@ -6,14 +6,19 @@ raises a RuntimeError.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
 __all__ = ["METHODS", "NEEDED", "checked", "compare"]
+
+_Options = TypeVar("_Options")
+_W = TypeVar("_W")
 
 NEEDED = tuple(int(each) for each in torch.__version__.split(".")[:2]) < (2, 13)
 """Whether this torch may end the process."""
@@ -22,7 +27,7 @@ METHODS = frozenset({"_reduce_scatter_base", "reduce_scatter_single"})
 """A ProcessGroup's methods for it, under their names in all versions of torch."""
 
 
-def compare(output: Any, given: Any, members: int) -> None:
+def compare(output: object, given: object, members: int) -> None:
     """Raise if `given` has not one part for each member, each as `output`.
 
     Args:
@@ -33,7 +38,9 @@ def compare(output: Any, given: Any, members: int) -> None:
     Raises:
         ValueError: both are tensors of the CPU, and do not fit.
     """
-    if not all(isinstance(each, torch.Tensor) and each.is_cpu for each in (output, given)):
+    if not (isinstance(output, torch.Tensor) and isinstance(given, torch.Tensor)):
+        return
+    if not (output.is_cpu and given.is_cpu):
         return
     shapes = tuple(output.shape), tuple(given.shape)
     fits = bool(shapes[0]) and shapes[1] == (shapes[0][0] * members, *shapes[0][1:])
@@ -46,12 +53,14 @@ def compare(output: Any, given: Any, members: int) -> None:
     )
 
 
-def checked(function: Callable[[Any, Any, Any], Any], members: int) -> Callable[[Any, Any, Any], Any]:
+def checked(
+    function: Callable[[Tensor, Tensor, _Options], _W], members: int
+) -> Callable[[Tensor, Tensor, _Options], _W]:
     """Return `function`, a backend's method, with its sizes compared before, where that is needed."""
     if not NEEDED:
         return function
 
-    def call(output: Any, given: Any, options: Any) -> Any:
+    def call(output: Tensor, given: Tensor, options: _Options) -> _W:
         compare(output, given, members)
         return function(output, given, options)
 

@@ -20,7 +20,7 @@ import struct
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._net import procfs
 from multiworld.logs.source import logger
@@ -33,6 +33,7 @@ __all__ = [
     "shut", "spare", "still_open",
 ]  # fmt: skip
 
+_T = TypeVar("_T")
 _log = logger(__name__)
 
 Address = tuple[str, int]
@@ -306,7 +307,7 @@ def _inode(fd: int) -> int | None:
     return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
 
 
-def _of(fd: int, ask: Any) -> Any:
+def _of(fd: int, ask: Callable[[socket.socket], _T]) -> _T:
     """Query a descriptor without closing it: it belongs to another object."""
     # Any family will do: it only bounds the length of an address, and addresses carry their own.
     sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd)
@@ -316,7 +317,7 @@ def _of(fd: int, ask: Any) -> Any:
         sock.detach()
 
 
-def _address(raw: tuple[Any, ...]) -> Address:
+def _address(raw: tuple[str | int, ...]) -> Address:
     return _plain(str(raw[0])), int(raw[1])
 
 

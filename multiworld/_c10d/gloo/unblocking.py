@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from multiworld._c10d.gloo import cxx, sockets
 from multiworld._c10d.nccl import inflight
@@ -134,7 +134,7 @@ def threads() -> frozenset[int]:
         return frozenset()
 
 
-def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[GroupThread, ...], int]:
+def workers_of(backend: object, before: frozenset[int], count: int) -> tuple[tuple[GroupThread, ...], int]:
     """Find the threads of a ProcessGroupGloo that was just made.
 
     Args:
