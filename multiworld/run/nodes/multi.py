@@ -21,15 +21,15 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld.logs.source import logger
 from multiworld.run.errors import RunError
-from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTaken
+from multiworld.run.events import NodeJoined, NodeLost, SlotTaken
 from multiworld.run.nodes import rank_assignment, slots, told_snapshot, votes
 from multiworld.run.nodes.address import reachable_address
+from multiworld.run.nodes.agent_events import AgentEvents
 from multiworld.run.nodes.agreement import Agreement, admissions, newest_membership
 from multiworld.run.nodes.applications import Applications
 from multiworld.run.nodes.asking import Asking
@@ -39,6 +39,7 @@ from multiworld.run.nodes.losses import STORE_CALL, Fence, Losses
 from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal, link_epoch
 from multiworld.run.nodes.rendezvous import Agreed, BackgroundRendezvous
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
+from multiworld.run.nodes.shown_life import ShownLife
 from multiworld.run.nodes.working_worlds import WorkingWorlds
 from multiworld.run.nodes.world_store import WorldStore
 
@@ -73,8 +74,6 @@ One that is done and cannot tell the others counts as lost.
 _COMES_BACK = 3.0
 """Seconds that a node which ends has for a call of the rendezvous store that was given up."""
 
-_LATE = 0.5  # seconds in which the agent ends the workers of a lost seat, unless it is at something long
-
 
 class MultiNode(Nodes):
     """The other nodes of a run of several.
@@ -104,11 +103,9 @@ class MultiNode(Nodes):
         if spec.local_addr:
             # A wrong one is found before the rendezvous: the others would hold one for this node.
             reachable_address(spec.endpoint, spec.local_addr)
-        self._spec, self._handler, self._bus, self._plan = spec, handler, bus, plan
-        self._ready: deque[NodeEvent | RunEvent] = deque()
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ringer.setblocking(False)
+        self._spec, self._handler, self._plan = spec, handler, plan
+        self._events = AgentEvents(bus)
+        self._life = ShownLife(signs)
         self._inbox: queue.SimpleQueue[PeerSignal | Agreed | str] = queue.SimpleQueue()
         self._working = WorkingWorlds(plan)
         bus.subscribe(self._working.hear)
@@ -140,15 +137,12 @@ class MultiNode(Nodes):
         self._next_poll = 0.0
         self._over = False
         self._applications = Applications()
-        self._signs = signs
-        self._seatless_at = float("inf")  # since when the agent is to know it
-        self._polled_at = 0.0  # by the agent's thread
 
     # -- the agent's thread
 
     def fileno(self) -> int:
         """See `Nodes.fileno`."""
-        return self._bell.fileno()
+        return self._events.fileno()
 
     def snapshots(self, timeout: float) -> list[dict[str, Any]]:
         """See `Nodes.snapshots`."""
@@ -194,22 +188,14 @@ class MultiNode(Nodes):
                 rule="The --nproc-per-node of all nodes together is at least the number of workers",
                 next_step="Leave --nproc-per-node out, or change it or --nnodes",
             )
-        self._note(logging.WARNING, f"{value}: ranks {ranks[0]} to {ranks[-1]} start when another node comes")
+        self._events.note(
+            logging.WARNING, f"{value}: ranks {ranks[0]} to {ranks[-1]} start when another node comes"
+        )
 
     def poll(self) -> list[NodeEvent]:
         """See `Nodes.poll`."""
-        self._polled_at = time.monotonic()
-        with contextlib.suppress(BlockingIOError):
-            while self._bell.recv(4096):
-                pass
-        events: list[NodeEvent] = []
-        while self._ready:
-            each = self._ready.popleft()
-            if isinstance(each, RunEvent):
-                self._bus.publish(each)
-            else:
-                events.append(each)
-        return events
+        self._life.polled()
+        return self._events.poll()
 
     def watch(self) -> None:
         """See `Nodes.watch`."""
@@ -228,8 +214,7 @@ class MultiNode(Nodes):
         if self._closing:
             return
         self._closing = True
-        if self._signs is not None:
-            self._signs.free()
+        self._life.free()
         tells = bool(failed) or self._links.me in self._finished
         self._rendezvous.stop()
         self._inbox.put("close")
@@ -244,8 +229,7 @@ class MultiNode(Nodes):
             self._worldstore.close()
         if self._store is not None:
             self._store.settle(_COMES_BACK)
-        self._bell.close()
-        self._ringer.close()
+        self._events.close()
 
     # -- rendezvous: on the agent's thread at first, later on the thread ``m8d-nodes-rendezvous``
 
@@ -305,7 +289,7 @@ class MultiNode(Nodes):
 
     def _run(self) -> None:
         while not self._closing:
-            self._show_life()
+            self._life.show()
             try:
                 item = self._inbox.get(timeout=self._pause())
             except queue.Empty:
@@ -322,20 +306,8 @@ class MultiNode(Nodes):
             except Exception as error:  # noqa: BLE001  (logged, and the run ends)
                 _log.exception("the watch over the other nodes failed")
                 said = f"the watch over the other nodes failed: {type(error).__name__}: {error}"
-                self._emit(Stop(said, alone=True))
+                self._events.put(Stop(said, alone=True))
                 return
-
-    def _show_life(self) -> None:
-        """Show that this thread goes on, and that the loss of a seat does not wait for the agent.
-
-        Only then does the agent's thread matter: it may start hundreds of workers, which takes its time.
-        """
-        if self._signs is None:
-            return
-        if self._polled_at < self._seatless_at < time.monotonic() - _LATE:
-            self._seatless_at = float("inf")
-            self._signs.seatless()
-        self._signs.alive()
 
     def _pause(self) -> float:
         return _POLL_SOON if self._losses.causes else _POLL
@@ -365,15 +337,15 @@ class MultiNode(Nodes):
         self._over = True
         # The others have ended the run without it. One whose workers have ended with 0 needs no slot.
         if self._no_rendezvous == "closed" or self._links.me in self._finished:
-            self._emit(Over())
+            self._events.put(Over())
         else:
             said = "this node has no seat, and the rendezvous store is gone: it cannot get one"
-            self._emit(Stop(said, alone=True))
+            self._events.put(Stop(said, alone=True))
 
     def _take(self, agreed: Agreed) -> None:
         """Adopt an agreement: its store is polled from now on."""
         self._store, self._number, self._master = agreed.store, agreed.number, agreed.master
-        self._store.answered = self._show_life  # a slow store is no dead thread
+        self._store.answered = self._life.show  # a slow store is no dead thread
         self._applications = Applications()
         self._apply(agreed.membership)
 
@@ -385,7 +357,7 @@ class MultiNode(Nodes):
         if signal.what == "done":
             self._finished.add(signal.id)
         elif signal.what == "failed":
-            self._emit(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
+            self._events.put(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
         elif signal.id not in self._losses.causes:
             self._check_over(self._membership)  # a node without a seat leaves when all are done: no loss
             self._next_poll = 0.0
@@ -398,8 +370,8 @@ class MultiNode(Nodes):
         slot = membership.slot_of(node.id)
         ranks = () if slot is None else membership.ranks_of(slot)
         worlds = () if self._plan is None else self._plan.worlds_without(ranks)
-        self._emit(NodeLost(time.time(), node.host, slot, cause, worlds))
-        self._emit(Lost(node.host, slot, cause, ranks, worlds))
+        self._events.put(NodeLost(time.time(), node.host, slot, cause, worlds))
+        self._events.put(Lost(node.host, slot, cause, ranks, worlds))
 
     def _turn(self, now: float) -> None:
         if self._store is not None and self._membership is not None:
@@ -416,7 +388,7 @@ class MultiNode(Nodes):
         lost = rank_assignment.over(membership, self._finished, self._losses.causes)
         if not self._over and lost is not None and (slot is None or me in self._finished):
             self._over = True
-            self._emit(Over(self._missed(lost)))
+            self._events.put(Over(self._missed(lost)))
 
     def _missed(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Return those of the ranks without a node that the run cannot do without."""
@@ -436,7 +408,7 @@ class MultiNode(Nodes):
         self._answers = True
         if self._silent_since is not None:
             lasted, self._silent_since = time.monotonic() - self._silent_since, None
-            self._note(logging.WARNING, "the rendezvous store answers again")
+            self._events.note(logging.WARNING, "the rendezvous store answers again")
             if self._outside or lasted > _FORGETS:
                 # It may have dropped nodes for missed heartbeats, and then no node could join.
                 self._rendezvous.again()
@@ -456,7 +428,9 @@ class MultiNode(Nodes):
                     ". Do not start the endpoint's node again while this run goes on:"
                     " it would begin a second run with the same ranks"
                 )
-            self._note(logging.WARNING, f"rendezvous store lost ({error}): running workers go on, {what}")
+            self._events.note(
+                logging.WARNING, f"rendezvous store lost ({error}): running workers go on, {what}"
+            )
         if not self._losses.causes:
             self._next_poll = time.monotonic() + 2.0
 
@@ -579,13 +553,13 @@ class MultiNode(Nodes):
         for node in membership.nodes:
             slot = membership.slot_of(node.id)
             if node.id != me and known.get(node.id) != (node.since, slot):
-                self._emit(NodeJoined(time.time(), node.host, slot))
+                self._events.put(NodeJoined(time.time(), node.host, slot))
         self._beginnings.follow(membership, me)
         if before is None or (before.slot, before.nodes) != (assignment.slot, assignment.nodes):
-            self._emit(SlotTaken(time.time(), assignment.slot, assignment.nodes))
+            self._events.put(SlotTaken(time.time(), assignment.slot, assignment.nodes))
         if before is not None and before != assignment:
             found = assignment.slot not in {None, before.slot}
-            self._emit(Reassigned(assignment, f"seat {assignment.slot} was free" if found else ""))
+            self._events.put(Reassigned(assignment, f"seat {assignment.slot} was free" if found else ""))
         self._tell_vacant(old, membership)
 
     def _tell_gone(self, old: Membership, membership: Membership) -> None:
@@ -605,9 +579,11 @@ class MultiNode(Nodes):
         if worlds:
             what += f": world{'s' if len(worlds) > 1 else ''} {', '.join(worlds)} cannot be whole"
         if self._spec.on_loss == "stop" and old is not None:
-            self._emit(Stop(what))
+            self._events.put(Stop(what))
         else:
-            self._note(logging.WARNING, f"{what}; the rest goes on, and a node that comes gets the place")
+            self._events.note(
+                logging.WARNING, f"{what}; the rest goes on, and a node that comes gets the place"
+            )
 
     def _give_up_slot(self, reason: str) -> None:
         """Give up the slot, end the links, and request a rendezvous to get a slot again, if there can be one.
@@ -621,18 +597,10 @@ class MultiNode(Nodes):
             self._links.update(replace(membership, nodes=()))
         if before is not None and before.slot is not None and self._links.me not in self._finished:
             self._assignment = before.without_slot()
-            self._emit(SlotTaken(time.time(), None, before.nodes))
-            self._emit(Reassigned(self._assignment, f"this node has lost its seat: {reason}"))
-            self._seatless_at = time.monotonic()
+            self._events.put(SlotTaken(time.time(), None, before.nodes))
+            self._events.put(Reassigned(self._assignment, f"this node has lost its seat: {reason}"))
+            self._life.seat_lost()
         if self._no_rendezvous:
             self._end_without_slot()
         else:
             self._rendezvous.again()
-
-    def _note(self, level: int, text: str) -> None:
-        self._emit(Note(time.time(), level, text))
-
-    def _emit(self, each: NodeEvent | RunEvent) -> None:
-        self._ready.append(each)
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._ringer.send(b"!")
