@@ -98,6 +98,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "nodes/losses": ("run_losses",),
         "nodes/rank_assignment": ("run_seats",),
         "nodes/slots": ("run_seats", "run_agreement"),
+        "nodes/store_health": ("run_store_health",),
         "nodes/votes": ("run_votes",),
         "secure/source": ("secure_parts",),
         "signals": ("run_arrivals", "run_group", "run_scaler"),

@@ -30,8 +30,7 @@ from multiworld.run.events import NodeJoined, NodeLost, SlotTaken
 from multiworld.run.nodes import rank_assignment, slots, told_snapshot, votes
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agent_events import AgentEvents
-from multiworld.run.nodes.agreement import Agreement, admissions, newest_membership
-from multiworld.run.nodes.applications import Applications
+from multiworld.run.nodes.agreement import Agreement
 from multiworld.run.nodes.asking import Asking
 from multiworld.run.nodes.beginnings import SAID, Beginnings
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
@@ -40,6 +39,8 @@ from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal, link_epoch
 from multiworld.run.nodes.rendezvous import Agreed, BackgroundRendezvous
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
 from multiworld.run.nodes.shown_life import ShownLife
+from multiworld.run.nodes.store_health import StoreHealth
+from multiworld.run.nodes.store_round import StoreRound
 from multiworld.run.nodes.working_worlds import WorkingWorlds
 from multiworld.run.nodes.world_store import WorldStore
 
@@ -120,8 +121,8 @@ class MultiNode(Nodes):
         self._worldstore: WorldStore | None = None
         self._node: slots.Node | None = None
         # After `settle` only the thread ``m8d-nodes`` changes these.
-        self._store: RendezvousStore | None = None
-        self._number = -1
+        self._health = StoreHealth()
+        self._round: StoreRound | None = None
         self._membership: Membership | None = None
         self._epoch = 0
         self._assignment: Assignment | None = None
@@ -130,13 +131,8 @@ class MultiNode(Nodes):
         self._fence = Fence()
         self._asking = Asking(self._told)
         self._finished: set[str] = set()
-        self._answers = True
-        self._silent_since: float | None = None
-        self._store_gone = False  # for good: torch's TCPStore clients do not connect a second time
         self._no_rendezvous = ""  # why there is none any more: "closed" or "gone"
-        self._next_poll = 0.0
         self._over = False
-        self._applications = Applications()
 
     # -- the agent's thread
 
@@ -227,8 +223,8 @@ class MultiNode(Nodes):
         self._links.close(time.monotonic() + 1.5)
         if self._worldstore is not None:
             self._worldstore.close()
-        if self._store is not None:
-            self._store.settle(_COMES_BACK)
+        if self._round is not None:
+            self._round.store.settle(_COMES_BACK)
         self._events.close()
 
     # -- rendezvous: on the agent's thread at first, later on the thread ``m8d-nodes-rendezvous``
@@ -344,9 +340,8 @@ class MultiNode(Nodes):
 
     def _take(self, agreed: Agreed) -> None:
         """Adopt an agreement: its store is polled from now on."""
-        self._store, self._number, self._master = agreed.store, agreed.number, agreed.master
-        self._store.answered = self._life.show  # a slow store is no dead thread
-        self._applications = Applications()
+        self._round, self._master = StoreRound(agreed.store, agreed.number), agreed.master
+        agreed.store.answered = self._life.show  # a slow store is no dead thread
         self._apply(agreed.membership)
 
     def _hear(self, signal: PeerSignal) -> None:
@@ -360,7 +355,7 @@ class MultiNode(Nodes):
             self._events.put(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
         elif signal.id not in self._losses.causes:
             self._check_over(self._membership)  # a node without a seat leaves when all are done: no loss
-            self._next_poll = 0.0
+            self._health.next_poll = 0.0
             self._losses.add(signal.id, signal.epoch, signal.cause, signal.at)
             self._tell_lost(self._membership, node, signal.cause)
 
@@ -374,11 +369,11 @@ class MultiNode(Nodes):
         self._events.put(Lost(node.host, slot, cause, ranks, worlds))
 
     def _turn(self, now: float) -> None:
-        if self._store is not None and self._membership is not None:
-            if now >= self._next_poll and not self._store_gone:
-                self._poll_store(self._store)
-                if self._answers:
-                    self._next_poll = time.monotonic() + self._pause()
+        if self._round is not None and self._membership is not None:
+            if self._health.due(now):
+                self._poll_store(self._round)
+                if self._health.answers:
+                    self._health.next_poll = time.monotonic() + self._pause()
             self._judge_losses(time.monotonic())
         if self._membership is not None:
             self._check_over(self._membership)
@@ -394,47 +389,40 @@ class MultiNode(Nodes):
         """Return those of the ranks without a node that the run cannot do without."""
         return ranks if self._plan is None else self._plan.missed(ranks)
 
-    def _poll_store(self, store: RendezvousStore) -> None:
+    def _poll_store(self, round_: StoreRound) -> None:
         """Adopt a newer membership from the store; as the leader, admit nodes that applied."""
         try:
-            found = newest_membership(store, self._number)
+            found = round_.newer()
             if found is not None:
-                self._number = found[0]
-                self._apply(found[1])
-            self._admit(store)
+                self._apply(found)
+            self._admit(round_)
         except StoreSilentError as error:
             self._store_is_silent(error)
             return
-        self._answers = True
-        if self._silent_since is not None:
-            lasted, self._silent_since = time.monotonic() - self._silent_since, None
+        lasted = self._health.answered(time.monotonic())
+        if lasted is not None:
             self._events.note(logging.WARNING, "the rendezvous store answers again")
             if self._outside or lasted > _FORGETS:
                 # It may have dropped nodes for missed heartbeats, and then no node could join.
                 self._rendezvous.again()
 
     def _store_is_silent(self, error: StoreSilentError) -> None:
-        self._answers = False
-        news = self._silent_since is None
-        if error.gone and not self._store_gone:
-            self._store_gone = news = True
+        if error.gone and not self._health.gone:
             self._no_rendezvous = self._no_rendezvous or "gone"
             self._rendezvous.give_up()
-        self._silent_since = self._silent_since or time.monotonic()
-        if news:
+        if self._health.silent(time.monotonic(), gone=error.gone):
             what = "no other node can join" if error.gone else "no other node can join until it answers again"
             if error.gone and self._spec.min_nodes < self._spec.max_nodes:
                 what += (
                     ". Do not start the endpoint's node again while this run goes on:"
                     " it would begin a second run with the same ranks"
                 )
-            self._events.note(
-                logging.WARNING, f"rendezvous store lost ({error}): running workers go on, {what}"
-            )
+            said = f"rendezvous store lost ({error}): running workers go on, {what}"
+            self._events.note(logging.WARNING, said)
         if not self._losses.causes:
-            self._next_poll = time.monotonic() + 2.0
+            self._health.next_poll = time.monotonic() + 2.0
 
-    def _admit(self, store: RendezvousStore) -> None:
+    def _admit(self, round_: StoreRound) -> None:
         """Admit nodes that missed the agreement, or came back to a store that has only one round."""
         membership = self._membership
         if (
@@ -443,50 +431,42 @@ class MultiNode(Nodes):
             or rank_assignment.leader(membership, ()) != self._links.me
         ):
             return
-        come: dict[str, slots.Node] = {}
-        read: list[int] = []
-        for number in self._applications.due():
-            data = store.read(f"apply/{number}")
-            if data is None:
-                continue
-            read.append(number)
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # it is no application
-                node = slots.record_from(data).node
-                come[node.id] = node  # the last one counts
-        # A leader before this one has read some of them, and what they asked for may be long over.
-        since = admissions(store, self._number) if come else {}
-        new = [node for node in come.values() if since.get(node.id, 0) <= node.since]
+        read, new = round_.applicants()
         if new:
-            admitted = rank_assignment.admit(
-                membership, new, self._finished, self._silent_holders(membership)
-            )
-            self._decide(store, admitted)
+            holders = self._silent_holders(membership)
+            admitted = rank_assignment.admit(membership, new, self._finished, holders)
+            self._decide(round_, admitted)
             if self._membership is not admitted:
                 return  # another membership was first, or the store is silent: they are still due
-        self._applications.take(read)
+        round_.applications.take(read)
 
     def _judge_losses(self, now: float) -> None:
         membership, causes = self._membership, self._losses.causes
-        if membership is None or self._store is None:
+        if membership is None or self._round is None:
             return
         unmade = self._links.unmade(now - self._losses.connects)
         unseen = {**dict.fromkeys(unmade, "unreachable"), **causes}
         if rank_assignment.cut_off(
-            membership, self._links.me, unseen, self._finished, answers=self._answers, outside=self._outside
+            membership,
+            self._links.me,
+            unseen,
+            self._finished,
+            answers=self._health.answers,
+            outside=self._outside,
         ):
             self._give_up_slot("it can reach neither the rendezvous store nor a majority of the other nodes")
             return
         decides = rank_assignment.leader(membership, causes) == self._links.me
         if causes:
-            due = now >= self._losses.due(membership, decides=decides, answers=self._answers)
+            due = now >= self._losses.due(membership, decides=decides, answers=self._health.answers)
         else:
-            due = decides and self._answers and self._fence.over(now, self._finished)
+            due = decides and self._health.answers and self._fence.over(now, self._finished)
         if not due:
             return
         silent_holders = self._silent_holders(membership)
         after = rank_assignment.leave(membership, causes, self._finished, silent_holders)
-        if self._answers:
-            self._decide(self._store, after)
+        if self._health.answers:
+            self._decide(self._round, after)
             return
         if after.slot_of(self._links.me) != membership.slot_of(self._links.me):
             # What looks like a silent node may be a broken link to it.
@@ -501,28 +481,20 @@ class MultiNode(Nodes):
         """Return ids of nodes that may run, and keep their slots when they are removed or were."""
         if not self._outside:
             return set()
-        if not self._answers:  # each node decides on its own, and at another time
+        if not self._health.answers:  # each node decides on its own, and at another time
             return self._fence.kept()
         silent = {id_ for id_ in self._losses.silent if membership.slot_of(id_) is not None}
         return silent | self._fence.kept(time.monotonic())
 
-    def _decide(self, store: RendezvousStore, membership: Membership) -> None:
+    def _decide(self, round_: StoreRound, membership: Membership) -> None:
         """Write a membership under the next number; adopt the other one if another node was first."""
         try:
-            number = self._number + 1
-            while number <= self._number + 2:
-                if store.add("membership", number, slots.to_json(membership)):
-                    self._number = number
-                    self._apply(membership)
-                    return
-                found = newest_membership(store, self._number)
-                if found is not None:
-                    self._number = found[0]
-                    self._apply(found[1])
-                    return
-                number += 1  # claimed but not written: its writer is gone, or slow
+            found = round_.decide(membership)
         except StoreSilentError as error:
             self._store_is_silent(error)
+            return
+        if found is not None:
+            self._apply(found)
 
     def _apply(self, membership: Membership) -> None:
         me, before, old = self._links.me, self._assignment, self._membership

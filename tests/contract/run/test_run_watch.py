@@ -200,7 +200,7 @@ def test_a_new_leader_admits_no_node_that_left_since_it_applied(store, nodes, jo
     until(lambda: joined() == ["other"])
     lose(nodes, 1, 2, "crashed")
     until(lambda: nodes.poll() is not None and nodes._membership.epoch == 3)
-    nodes._applications = Applications()  # as another node that begins to read them
+    nodes._round.applications = Applications()  # as another node that begins to read them
     apply(store, 2, "late")
     until(lambda: "late" in joined())
     assert joined() == ["other", "late"]
@@ -242,7 +242,9 @@ def test_a_seat_is_free_once_its_node_has_read_in_a_store_outside_that_it_was_re
         until(lambda: nodes._membership.epoch == 2)
         nodes._inbox.put(PeerSignal(lost.id, 2, "lost", cause, time.monotonic() - 3 * SPEC.hang_timeout))
         until(lambda: nodes._membership.slot_of(spare.id) == 1)
-        held = [slots.membership_from(round_.read(f"membership/{n}")) for n in range(2, nodes._number + 1)]
+        held = [
+            slots.membership_from(round_.read(f"membership/{n}")) for n in range(2, nodes._round.number + 1)
+        ]
     finally:
         nodes.close()
     fenced = (backend, cause) == ("etcd-v2", "hung")
@@ -349,8 +351,7 @@ def test_an_agent_that_hears_of_the_loss_ends_the_workers_itself(nodes, store, s
 
 
 def test_a_slow_store_is_no_dead_thread(nodes, signs):
-    store, before = nodes._store, signs.alives
-    assert store is not None
+    store, before = nodes._round.store, signs.alives
     store.read("nothing")  # in the time that it takes others
     assert signs.alives > before
 
