@@ -25,20 +25,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld.logs.source import logger
-from multiworld.run.errors import RunError
-from multiworld.run.events import NodeJoined, NodeLost, SlotTaken
+from multiworld.run.events import NodeJoined, SlotTaken
 from multiworld.run.nodes import rank_assignment, slots, told_snapshot, votes
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agent_events import AgentEvents
 from multiworld.run.nodes.agreement import Agreement
 from multiworld.run.nodes.asking import Asking
 from multiworld.run.nodes.beginnings import SAID, Beginnings
-from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
+from multiworld.run.nodes.interface import NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
 from multiworld.run.nodes.losses import STORE_CALL, Fence, Losses
+from multiworld.run.nodes.node_news import NodeNews
 from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal, link_epoch
 from multiworld.run.nodes.rendezvous import Agreed, BackgroundRendezvous
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
 from multiworld.run.nodes.shown_life import ShownLife
+from multiworld.run.nodes.standing import Standing
 from multiworld.run.nodes.store_health import StoreHealth
 from multiworld.run.nodes.store_round import StoreRound
 from multiworld.run.nodes.working_worlds import WorkingWorlds
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     from multiworld.run.events import EventBus
     from multiworld.run.nodes.interface import LifeSigns
-    from multiworld.run.nodes.slots import Assignment, Membership
+    from multiworld.run.nodes.slots import Assignment, Membership, Node
     from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
 __all__ = ["MultiNode"]
@@ -107,6 +108,7 @@ class MultiNode(Nodes):
         self._spec, self._handler, self._plan = spec, handler, plan
         self._events = AgentEvents(bus)
         self._life = ShownLife(signs)
+        self._news = NodeNews(plan, spec.on_loss, spec.max_nodes)
         self._inbox: queue.SimpleQueue[PeerSignal | Agreed | str] = queue.SimpleQueue()
         self._working = WorkingWorlds(plan)
         bus.subscribe(self._working.hear)
@@ -121,16 +123,12 @@ class MultiNode(Nodes):
         self._worldstore: WorldStore | None = None
         self._node: slots.Node | None = None
         # After `settle` only the thread ``m8d-nodes`` changes these.
+        self._standing = Standing(self._links.me)
         self._health = StoreHealth()
         self._round: StoreRound | None = None
-        self._membership: Membership | None = None
-        self._epoch = 0
-        self._assignment: Assignment | None = None
-        self._master: tuple[str, int] | None = None
         self._losses = Losses(spec.hang_timeout)
         self._fence = Fence()
         self._asking = Asking(self._told)
-        self._finished: set[str] = set()
         self._no_rendezvous = ""  # why there is none any more: "closed" or "gone"
         self._over = False
 
@@ -151,9 +149,11 @@ class MultiNode(Nodes):
 
     def _says(self) -> dict[str, Any]:
         """Return what `Beginnings` and `votes` on another node have to know of this one; in any thread."""
-        assignment = self._assignment  # first: what is said after it is younger than what it is said to know
+        standing = self._standing
+        # The first: what is said after it is younger than what it is said to know.
+        assignment = standing.assignment
         store = "" if assignment is None else assignment.store
-        membership, now = self._membership, time.monotonic()
+        membership, now = standing.membership, time.monotonic()
         seen = votes.says(membership, lambda nodes: self._losses.may_run(nodes, now))
         return {"node": self._links.me, "store": store, "members": self._working.members(), **seen}
 
@@ -161,32 +161,14 @@ class MultiNode(Nodes):
         """See `Nodes.settle`."""
         self._introduce()
         self._take(self._agree(info))
-        assert self._assignment is not None  # noqa: S101  (`_take` sets it)
-        self._check_room()
+        standing = self._standing
+        assert standing.assignment is not None  # noqa: S101  (`_take` sets it)
+        if standing.membership is not None and (warning := self._news.room(standing.membership)):
+            self._events.note(logging.WARNING, warning)
         self._thread = threading.Thread(target=self._run, name="m8d-nodes", daemon=True)
         self._thread.start()
         self._rendezvous.start()
-        return self._assignment
-
-    def _check_room(self) -> None:
-        membership, plan = self._membership, self._plan
-        if membership is None or plan is None or membership.epoch != 1:
-            return
-        ranks = self._missed(rank_assignment.vacant(membership))
-        if not ranks:
-            return
-        brought = ", ".join(f"{node.host}: {node.capacity}" for node in membership.nodes)
-        room = plan.world_size - len(rank_assignment.vacant(membership))
-        value = f"{plan.least_workers} workers of {plan.path}, and the nodes have room for {room} ({brought})"
-        if len(membership.nodes) >= self._spec.max_nodes:
-            raise RunError(
-                value,
-                rule="The --nproc-per-node of all nodes together is at least the number of workers",
-                next_step="Leave --nproc-per-node out, or change it or --nnodes",
-            )
-        self._events.note(
-            logging.WARNING, f"{value}: ranks {ranks[0]} to {ranks[-1]} start when another node comes"
-        )
+        return standing.assignment
 
     def poll(self) -> list[NodeEvent]:
         """See `Nodes.poll`."""
@@ -211,7 +193,7 @@ class MultiNode(Nodes):
             return
         self._closing = True
         self._life.free()
-        tells = bool(failed) or self._links.me in self._finished
+        tells = bool(failed) or self._standing.done
         self._rendezvous.stop()
         self._inbox.put("close")
         if self._thread is not None:
@@ -251,14 +233,15 @@ class MultiNode(Nodes):
     def _agree(self, info: RendezvousInfo) -> Agreed:
         assert self._node is not None  # noqa: S101  (settle comes first)
         store = RendezvousStore(info.store, patience=STORE_CALL, returns=self._outside)
-        epoch, membership, alive, now = self._epoch, self._membership, self._links.alive(), time.monotonic()
+        standing, alive, now = self._standing, self._links.alive(), time.monotonic()
+        epoch, membership = standing.epoch, standing.membership
         seen = {self._node.id, *alive}
         others = () if membership is None else [each.id for each in membership.nodes if each.id not in seen]
         record = slots.NodeRecord(
             replace(self._node, since=epoch),
             membership,
             alive,
-            tuple(self._finished),
+            tuple(standing.finished),
             (*self._losses.may_run(others, now), *self._fence.kept(now)),
         )
         agreement = Agreement(
@@ -316,14 +299,14 @@ class MultiNode(Nodes):
         elif item == "close":
             pass  # it ends the wait for an item
         elif item == "done":
-            self._finished.add(self._links.me)
+            self._standing.finished.add(self._links.me)
             self._links.done()
         elif item == "stood still":
-            if self._membership is not None:
+            if self._standing.membership is not None:
                 self._give_up_slot("it stood still, and its workers were ended")
         else:
             self._no_rendezvous = item
-            if self._membership is None:
+            if self._standing.membership is None:
                 self._end_without_slot()
 
     def _end_without_slot(self) -> None:
@@ -332,7 +315,7 @@ class MultiNode(Nodes):
             return
         self._over = True
         # The others have ended the run without it. One whose workers have ended with 0 needs no slot.
-        if self._no_rendezvous == "closed" or self._links.me in self._finished:
+        if self._no_rendezvous == "closed" or self._standing.done:
             self._events.put(Over())
         else:
             said = "this node has no seat, and the rendezvous store is gone: it cannot get one"
@@ -340,54 +323,47 @@ class MultiNode(Nodes):
 
     def _take(self, agreed: Agreed) -> None:
         """Adopt an agreement: its store is polled from now on."""
-        self._round, self._master = StoreRound(agreed.store, agreed.number), agreed.master
+        self._round, self._standing.master = StoreRound(agreed.store, agreed.number), agreed.master
         agreed.store.answered = self._life.show  # a slow store is no dead thread
         self._apply(agreed.membership)
 
     def _hear(self, signal: PeerSignal) -> None:
-        mine = self._membership.node(self._links.me) if self._membership is not None else None
-        node = self._membership.node(signal.id) if self._membership is not None else None
-        if mine is None or node is None or self._membership is None or link_epoch(mine, node) != signal.epoch:
+        membership = self._standing.membership
+        mine = membership.node(self._links.me) if membership is not None else None
+        node = membership.node(signal.id) if membership is not None else None
+        if mine is None or node is None or membership is None or link_epoch(mine, node) != signal.epoch:
             return
         if signal.what == "done":
-            self._finished.add(signal.id)
+            self._standing.finished.add(signal.id)
         elif signal.what == "failed":
             self._events.put(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
         elif signal.id not in self._losses.causes:
-            self._check_over(self._membership)  # a node without a seat leaves when all are done: no loss
+            self._check_over(membership)  # a node without a seat leaves when all are done: no loss
             self._health.next_poll = 0.0
             self._losses.add(signal.id, signal.epoch, signal.cause, signal.at)
-            self._tell_lost(self._membership, node, signal.cause)
+            self._tell_lost(membership, node, signal.cause)
 
-    def _tell_lost(self, membership: Membership, node: slots.Node, cause: str) -> None:
-        if node.id in self._finished or self._over:
+    def _tell_lost(self, membership: Membership, node: Node, cause: str) -> None:
+        if node.id in self._standing.finished or self._over:
             return
-        slot = membership.slot_of(node.id)
-        ranks = () if slot is None else membership.ranks_of(slot)
-        worlds = () if self._plan is None else self._plan.worlds_without(ranks)
-        self._events.put(NodeLost(time.time(), node.host, slot, cause, worlds))
-        self._events.put(Lost(node.host, slot, cause, ranks, worlds))
+        for each in self._news.lost(membership, node, cause, time.time()):
+            self._events.put(each)
 
     def _turn(self, now: float) -> None:
-        if self._round is not None and self._membership is not None:
+        if self._round is not None and self._standing.membership is not None:
             if self._health.due(now):
                 self._poll_store(self._round)
                 if self._health.answers:
                     self._health.next_poll = time.monotonic() + self._pause()
             self._judge_losses(time.monotonic())
-        if self._membership is not None:
-            self._check_over(self._membership)
+        if self._standing.membership is not None:
+            self._check_over(self._standing.membership)
 
     def _check_over(self, membership: Membership) -> None:
-        slot, me = membership.slot_of(self._links.me), self._links.me
-        lost = rank_assignment.over(membership, self._finished, self._losses.causes)
-        if not self._over and lost is not None and (slot is None or me in self._finished):
+        free = self._standing.over(membership, self._losses.causes)
+        if not self._over and free is not None:
             self._over = True
-            self._events.put(Over(self._missed(lost)))
-
-    def _missed(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """Return those of the ranks without a node that the run cannot do without."""
-        return ranks if self._plan is None else self._plan.missed(ranks)
+            self._events.put(Over(self._news.missed(free)))
 
     def _poll_store(self, round_: StoreRound) -> None:
         """Adopt a newer membership from the store; as the leader, admit nodes that applied."""
@@ -424,7 +400,7 @@ class MultiNode(Nodes):
 
     def _admit(self, round_: StoreRound) -> None:
         """Admit nodes that missed the agreement, or came back to a store that has only one round."""
-        membership = self._membership
+        membership = self._standing.membership
         if (
             membership is None
             or self._losses.causes
@@ -434,14 +410,14 @@ class MultiNode(Nodes):
         read, new = round_.applicants()
         if new:
             holders = self._silent_holders(membership)
-            admitted = rank_assignment.admit(membership, new, self._finished, holders)
+            admitted = rank_assignment.admit(membership, new, self._standing.finished, holders)
             self._decide(round_, admitted)
-            if self._membership is not admitted:
+            if self._standing.membership is not admitted:
                 return  # another membership was first, or the store is silent: they are still due
         round_.applications.take(read)
 
     def _judge_losses(self, now: float) -> None:
-        membership, causes = self._membership, self._losses.causes
+        membership, causes = self._standing.membership, self._losses.causes
         if membership is None or self._round is None:
             return
         unmade = self._links.unmade(now - self._losses.connects)
@@ -450,7 +426,7 @@ class MultiNode(Nodes):
             membership,
             self._links.me,
             unseen,
-            self._finished,
+            self._standing.finished,
             answers=self._health.answers,
             outside=self._outside,
         ):
@@ -460,11 +436,11 @@ class MultiNode(Nodes):
         if causes:
             due = now >= self._losses.due(membership, decides=decides, answers=self._health.answers)
         else:
-            due = decides and self._health.answers and self._fence.over(now, self._finished)
+            due = decides and self._health.answers and self._fence.over(now, self._standing.finished)
         if not due:
             return
         silent_holders = self._silent_holders(membership)
-        after = rank_assignment.leave(membership, causes, self._finished, silent_holders)
+        after = rank_assignment.leave(membership, causes, self._standing.finished, silent_holders)
         if self._health.answers:
             self._decide(self._round, after)
             return
@@ -474,7 +450,7 @@ class MultiNode(Nodes):
             gone = (causes.keys() - silent) | self._asking.agreed(membership, self._links.me, silent, now)
             if not gone:
                 return
-            after = rank_assignment.leave(membership, gone, self._finished, silent_holders)
+            after = rank_assignment.leave(membership, gone, self._standing.finished, silent_holders)
         self._apply(after)
 
     def _silent_holders(self, membership: Membership) -> set[str]:
@@ -497,80 +473,49 @@ class MultiNode(Nodes):
             self._apply(found)
 
     def _apply(self, membership: Membership) -> None:
-        me, before, old = self._links.me, self._assignment, self._membership
-        mine = membership.node(me)
-        if mine is None:
+        changed, mine = self._standing.adopt(membership), membership.node(self._links.me)
+        if changed is None or mine is None:
             self._give_up_slot("the other nodes gave its seat away: they could not see it")
             return
-        self._membership, self._epoch = membership, membership.epoch
-        known = {} if old is None else {each.id: (each.since, old.slot_of(each.id)) for each in old.nodes}
+        old, before, assignment = changed.old, changed.before, changed.assignment
         if old is not None:
-            # Done, but the node that decided does not know of it: the ranks of their seats run again.
-            others = self._finished - {me}
-            self._finished -= {
-                id_ for id_ in others if old.slot_of(id_) not in {None, membership.slot_of(id_)}
-            }
-        self._finished.update(membership.done)
-        if old is not None:
-            self._tell_gone(old, membership)
-        assignment = self._assignment = rank_assignment.assignment(membership, me, self._master)
-        if before is not None and before.slot != assignment.slot and me in self._finished:
-            # Done, but another node that does not know of it has the seat, and does the work again.
-            self._finished.discard(me)
+            for node in changed.gone:
+                # Others removed it; this node may not have had a connection with it.
+                if node.id not in self._losses.causes:
+                    self._tell_lost(old, node, "unreachable")
+        if changed.again:
             self._links.not_done()
         if self._outside:
             self._fence.follow(old, membership, time.monotonic())
         self._losses.follow({(node.id, link_epoch(mine, node)) for node in membership.nodes})
         self._links.update(membership)
-        for node in membership.nodes:
-            slot = membership.slot_of(node.id)
-            if node.id != me and known.get(node.id) != (node.since, slot):
-                self._events.put(NodeJoined(time.time(), node.host, slot))
-        self._beginnings.follow(membership, me)
+        for node, slot in changed.joined:
+            self._events.put(NodeJoined(time.time(), node.host, slot))
+        self._beginnings.follow(membership, self._links.me)
         if before is None or (before.slot, before.nodes) != (assignment.slot, assignment.nodes):
             self._events.put(SlotTaken(time.time(), assignment.slot, assignment.nodes))
         if before is not None and before != assignment:
             found = assignment.slot not in {None, before.slot}
             self._events.put(Reassigned(assignment, f"seat {assignment.slot} was free" if found else ""))
-        self._tell_vacant(old, membership)
-
-    def _tell_gone(self, old: Membership, membership: Membership) -> None:
-        """Tell of nodes that others removed; this one may not have had a connection with them."""
-        for node in old.nodes:
-            if membership.node(node.id) is None and node.id not in self._losses.causes:
-                self._tell_lost(old, node, "unreachable")
-
-    def _tell_vacant(self, old: Membership | None, membership: Membership) -> None:
-        was = set(self._missed(rank_assignment.vacant(old))) if old is not None else set()
-        vacant = self._missed(rank_assignment.vacant(membership))
-        ranks = tuple(rank for rank in vacant if rank not in was)
-        if not ranks:
-            return
-        worlds = self._plan.worlds_without(ranks) if self._plan is not None else ()
-        what = f"no node for rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        if worlds:
-            what += f": world{'s' if len(worlds) > 1 else ''} {', '.join(worlds)} cannot be whole"
-        if self._spec.on_loss == "stop" and old is not None:
-            self._events.put(Stop(what))
-        else:
-            self._events.note(
-                logging.WARNING, f"{what}; the rest goes on, and a node that comes gets the place"
-            )
+        vacant = self._news.vacant(old, membership)
+        if isinstance(vacant, Stop):
+            self._events.put(vacant)
+        elif vacant:
+            self._events.note(logging.WARNING, vacant)
 
     def _give_up_slot(self, reason: str) -> None:
         """Give up the slot, end the links, and request a rendezvous to get a slot again, if there can be one.
 
         A node whose workers have ended with 0 keeps its slot: the work is done.
         """
-        before, membership = self._assignment, self._membership
-        self._membership = None
+        left = self._standing.leave()
         self._losses.forget()
-        if membership is not None:
-            self._links.update(replace(membership, nodes=()))
-        if before is not None and before.slot is not None and self._links.me not in self._finished:
-            self._assignment = before.without_slot()
-            self._events.put(SlotTaken(time.time(), None, before.nodes))
-            self._events.put(Reassigned(self._assignment, f"this node has lost its seat: {reason}"))
+        if left is not None:
+            self._links.update(replace(left, nodes=()))
+        assignment = self._standing.lose_seat()
+        if assignment is not None:
+            self._events.put(SlotTaken(time.time(), None, assignment.nodes))
+            self._events.put(Reassigned(assignment, f"this node has lost its seat: {reason}"))
             self._life.seat_lost()
         if self._no_rendezvous:
             self._end_without_slot()

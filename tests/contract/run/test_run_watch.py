@@ -199,7 +199,7 @@ def test_a_new_leader_admits_no_node_that_left_since_it_applied(store, nodes, jo
     apply(store, 1, "other")
     until(lambda: joined() == ["other"])
     lose(nodes, 1, 2, "crashed")
-    until(lambda: nodes.poll() is not None and nodes._membership.epoch == 3)
+    until(lambda: nodes.poll() is not None and nodes._standing.membership.epoch == 3)
     nodes._round.applications = Applications()  # as another node that begins to read them
     apply(store, 2, "late")
     until(lambda: "late" in joined())
@@ -234,14 +234,14 @@ def test_a_seat_is_free_once_its_node_has_read_in_a_store_outside_that_it_was_re
     nodes.settle(types.SimpleNamespace(store=store, rank=0, world_size=1, bootstrap_store_info=None))
     try:
         lost, spare = node_of(1, "lost", since=2), node_of(2, "spare", since=2)
-        first = nodes._membership
+        first = nodes._standing.membership
         seats = (*first.slots, slots.Slot(1, "", lost.id, lost.id))
         second = replace(first, epoch=2, slots=seats, nodes=(*first.nodes, lost, spare))
         round_ = notes(store)
         round_.add("membership", 1, slots.to_json(second))
-        until(lambda: nodes._membership.epoch == 2)
+        until(lambda: nodes._standing.membership.epoch == 2)
         nodes._inbox.put(PeerSignal(lost.id, 2, "lost", cause, time.monotonic() - 3 * SPEC.hang_timeout))
-        until(lambda: nodes._membership.slot_of(spare.id) == 1)
+        until(lambda: nodes._standing.membership.slot_of(spare.id) == 1)
         held = [
             slots.membership_from(round_.read(f"membership/{n}")) for n in range(2, nodes._round.number + 1)
         ]
@@ -279,14 +279,14 @@ def spare(store, nodes, monkeypatch):
     Returns what the last two say of each other and of those with seats.
     """
     monkeypatch.setattr(PeerLinks, "update", lambda *_: None)
-    first = nodes._membership
+    first = nodes._standing.membership
     others = [node_of(number, f"other{number}", since=2) for number in range(1, 5)]
     seats = tuple(replace(first.slots[0], holder=each.id, last=each.id) for each in others[:2])
     second = replace(first, epoch=2, slots=seats, nodes=(*first.nodes, *others))
     said = [{"node": each.id, **votes.says(second, list)} for each in others[2:]]
     monkeypatch.setattr(nodes._asking, "_told", lambda _: [{SAID: each} for each in said])
     notes(store).add("membership", 1, slots.to_json(second))
-    until(lambda: nodes._membership.epoch == 2)
+    until(lambda: nodes._standing.membership.epoch == 2)
 
     def gone(*_):
         raise StoreSilentError("Broken pipe", gone=True)
@@ -303,13 +303,13 @@ def test_without_a_store_a_spare_takes_a_silent_nodes_seat_when_a_majority_has_l
     seen, me = spare[0]["sees"], nodes._links.me
     lost_long_ago(nodes, 1, "hung")
     until(lambda: nodes._asking.again)  # the answer is there
-    assert nodes._membership.slot_of(me) is None, "only the link between the two is broken"
+    assert nodes._standing.membership.slot_of(me) is None, "only the link between the two is broken"
     spare[0]["sees"] = seen[:1] + seen[2:]
     asked = nodes._asking.again
     until(lambda: nodes._asking.again > asked)
-    assert nodes._membership.slot_of(me) is None, "two of five have lost it"
+    assert nodes._standing.membership.slot_of(me) is None, "two of five have lost it"
     spare[1]["sees"] = seen[:1] + seen[2:]
-    until(lambda: nodes._membership.slot_of(me) == 0)
+    until(lambda: nodes._standing.membership.slot_of(me) == 0)
 
 
 def test_without_a_store_a_spare_takes_the_seat_of_a_node_that_is_gone(nodes, spare):
@@ -317,17 +317,19 @@ def test_without_a_store_a_spare_takes_the_seat_of_a_node_that_is_gone(nodes, sp
     lost_long_ago(nodes, 1, "hung")
     until(lambda: nodes._asking.again)
     lost_long_ago(nodes, 2, "crashed")
-    until(lambda: nodes._membership.slot_of(nodes._links.me) == 1)
-    assert nodes._membership.slots[0].holder == f"{1:032x}"
+    until(lambda: nodes._standing.membership.slot_of(nodes._links.me) == 1)
+    assert nodes._standing.membership.slots[0].holder == f"{1:032x}"
 
 
 def loses_its_seat(nodes, store):
     notes(store).add(
         "membership",
         1,
-        slots.to_json(replace(nodes._membership, nodes=(), epoch=nodes._membership.epoch + 1)),
+        slots.to_json(
+            replace(nodes._standing.membership, nodes=(), epoch=nodes._standing.membership.epoch + 1)
+        ),
     )
-    until(lambda: nodes._membership is None)
+    until(lambda: nodes._standing.membership is None)
 
 
 def test_a_seat_that_is_lost_while_the_agent_is_at_something_long(nodes, store, signs):
@@ -343,7 +345,7 @@ def test_a_seat_that_is_lost_while_the_agent_is_at_something_long(nodes, store, 
 
 
 def test_an_agent_that_hears_of_the_loss_ends_the_workers_itself(nodes, store, signs):
-    until(lambda: nodes.poll() or nodes._membership is not None)
+    until(lambda: nodes.poll() or nodes._standing.membership is not None)
     loses_its_seat(nodes, store)
     before = signs.alives
     until(lambda: nodes.poll() or signs.alives > before + 5)

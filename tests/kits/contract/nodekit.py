@@ -145,9 +145,9 @@ def links_made_late(seconds, addresses=None):
 
 def tell_counts(nodes, told):
     """Tell how many nodes have finished, are connected with this one, and are members, where it is not as `told`."""
-    membership = nodes._membership
+    membership = nodes._standing.membership
     counts = {
-        "finished": len(nodes._finished),
+        "finished": len(nodes._standing.finished),
         "linked": len(nodes._links.alive()),
         "members": 0 if membership is None else len(membership.nodes),
     }

@@ -32,8 +32,8 @@ def membership(launcher, epoch, holder, done=()):
 def test_a_node_whose_seat_was_given_away_is_done_no_more(launcher, holder):
     """The node that decided did not know of it, and the ranks run again: also on that node, if it comes back."""
     launcher._apply(membership(launcher, 1, "x", done=("x",)))
-    assert launcher._finished == {"x"}
+    assert launcher._standing.finished == {"x"}
     launcher._apply(membership(launcher, 2, "x"))  # of a launcher of an earlier version
-    assert launcher._finished == {"x"}
+    assert launcher._standing.finished == {"x"}
     launcher._apply(membership(launcher, 3, holder))
-    assert launcher._finished == set()
+    assert launcher._standing.finished == set()
