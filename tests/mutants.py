@@ -95,6 +95,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "nodes/agreement": ("run_agreement",),
         "nodes/applications": ("run_applications",),
         "nodes/beginnings": ("beginnings",),
+        "nodes/loss_verdicts": ("run_loss_verdicts",),
         "nodes/losses": ("run_losses",),
         "nodes/node_news": ("run_node_news",),
         "nodes/rank_assignment": ("run_seats",),

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
-import secrets
-import socket
 import threading
 import time
 from dataclasses import replace
@@ -26,24 +23,22 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld.logs.source import logger
 from multiworld.run.events import NodeJoined, SlotTaken
-from multiworld.run.nodes import rank_assignment, slots, told_snapshot, votes
+from multiworld.run.nodes import rank_assignment, told_snapshot, votes
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agent_events import AgentEvents
-from multiworld.run.nodes.agreement import Agreement
-from multiworld.run.nodes.asking import Asking
 from multiworld.run.nodes.beginnings import SAID, Beginnings
 from multiworld.run.nodes.interface import NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
-from multiworld.run.nodes.losses import STORE_CALL, Fence, Losses
+from multiworld.run.nodes.loss_verdicts import CutOff, LossVerdicts
+from multiworld.run.nodes.meeting import Meeting
 from multiworld.run.nodes.node_news import NodeNews
 from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal, link_epoch
 from multiworld.run.nodes.rendezvous import Agreed, BackgroundRendezvous
-from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
+from multiworld.run.nodes.rendezvous_store import StoreSilentError
 from multiworld.run.nodes.shown_life import ShownLife
 from multiworld.run.nodes.standing import Standing
 from multiworld.run.nodes.store_health import StoreHealth
 from multiworld.run.nodes.store_round import StoreRound
 from multiworld.run.nodes.working_worlds import WorkingWorlds
-from multiworld.run.nodes.world_store import WorldStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +100,7 @@ class MultiNode(Nodes):
         if spec.local_addr:
             # A wrong one is found before the rendezvous: the others would hold one for this node.
             reachable_address(spec.endpoint, spec.local_addr)
-        self._spec, self._handler, self._plan = spec, handler, plan
+        self._spec = spec
         self._events = AgentEvents(bus)
         self._life = ShownLife(signs)
         self._news = NodeNews(plan, spec.on_loss, spec.max_nodes)
@@ -116,21 +111,21 @@ class MultiNode(Nodes):
         self._links = PeerLinks(spec.hang_timeout, self._inbox.put, told)
         self._beginnings = Beginnings(self._working.names, self._says, self._told)
         # Whether the store can arbitrate between nodes that have lost each other: c10d's is on one of them.
-        self._outside = handler.get_backend() not in {"c10d", "static"}
+        backend = handler.get_backend()
+        self._outside = backend not in {"c10d", "static"}
+        # After `settle` only the thread ``m8d-nodes`` changes these.
+        self._standing = Standing(self._links.me)
+        self._verdicts = LossVerdicts(spec.hang_timeout, self._told, outside=self._outside)
+        self._health = StoreHealth()
+        self._round: StoreRound | None = None
+        self._no_rendezvous = ""  # why there is none any more: "closed" or "gone"
+        self._over = False
+        self._meeting = Meeting(
+            spec, plan, self._links, self._standing, self._verdicts, backend, returns=self._outside
+        )
         self._rendezvous = BackgroundRendezvous(handler, self._agree, self._inbox.put, returns=self._outside)
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._worldstore: WorldStore | None = None
-        self._node: slots.Node | None = None
-        # After `settle` only the thread ``m8d-nodes`` changes these.
-        self._standing = Standing(self._links.me)
-        self._health = StoreHealth()
-        self._round: StoreRound | None = None
-        self._losses = Losses(spec.hang_timeout)
-        self._fence = Fence()
-        self._asking = Asking(self._told)
-        self._no_rendezvous = ""  # why there is none any more: "closed" or "gone"
-        self._over = False
 
     # -- the agent's thread
 
@@ -154,12 +149,12 @@ class MultiNode(Nodes):
         assignment = standing.assignment
         store = "" if assignment is None else assignment.store
         membership, now = standing.membership, time.monotonic()
-        seen = votes.says(membership, lambda nodes: self._losses.may_run(nodes, now))
+        seen = votes.says(membership, lambda nodes: self._verdicts.may_run(nodes, now))
         return {"node": self._links.me, "store": store, "members": self._working.members(), **seen}
 
     def settle(self, info: RendezvousInfo) -> Assignment:
         """See `Nodes.settle`."""
-        self._introduce()
+        self._meeting.introduce(self._beginnings)
         self._take(self._agree(info))
         standing = self._standing
         assert standing.assignment is not None  # noqa: S101  (`_take` sets it)
@@ -169,6 +164,9 @@ class MultiNode(Nodes):
         self._thread.start()
         self._rendezvous.start()
         return standing.assignment
+
+    def _agree(self, info: RendezvousInfo) -> Agreed:
+        return self._meeting.agree(info, lambda: self._closing)
 
     def poll(self) -> list[NodeEvent]:
         """See `Nodes.poll`."""
@@ -203,66 +201,10 @@ class MultiNode(Nodes):
             self._links.fail()
         self._beginnings.close()
         self._links.close(time.monotonic() + 1.5)
-        if self._worldstore is not None:
-            self._worldstore.close()
+        self._meeting.close()
         if self._round is not None:
             self._round.store.settle(_COMES_BACK)
         self._events.close()
-
-    # -- rendezvous: on the agent's thread at first, later on the thread ``m8d-nodes-rendezvous``
-
-    def _introduce(self) -> None:
-        if self._node is not None:
-            return
-        spec = self._spec
-        address = reachable_address(spec.endpoint, spec.local_addr)
-        endpoint = self._links.listen(address)
-        self._worldstore = WorldStore(address)
-        self._beginnings.hold(self._worldstore)
-        self._node = slots.Node(
-            id=self._links.me,
-            host=socket.gethostname(),
-            address=endpoint.host,
-            port=endpoint.port,
-            pid=os.getpid(),
-            capacity=spec.capacity,
-            role="" if self._plan is not None else spec.role,
-            store=self._worldstore.address,
-        )
-
-    def _agree(self, info: RendezvousInfo) -> Agreed:
-        assert self._node is not None  # noqa: S101  (settle comes first)
-        store = RendezvousStore(info.store, patience=STORE_CALL, returns=self._outside)
-        standing, alive, now = self._standing, self._links.alive(), time.monotonic()
-        epoch, membership = standing.epoch, standing.membership
-        seen = {self._node.id, *alive}
-        others = () if membership is None else [each.id for each in membership.nodes if each.id not in seen]
-        record = slots.NodeRecord(
-            replace(self._node, since=epoch),
-            membership,
-            alive,
-            tuple(standing.finished),
-            (*self._losses.may_run(others, now), *self._fence.kept(now)),
-        )
-        agreement = Agreement(
-            store=store,
-            rank=info.rank,
-            size=info.world_size,
-            record=record,
-            after=epoch,
-            counts=None if self._plan is None else tuple(role.count for role in self._plan.roles),
-            token=secrets.token_hex(16),
-            once=self._handler.get_backend() == "static",
-        )
-        bootstrap = info.bootstrap_store_info
-        master = None if bootstrap is None else (bootstrap.master_addr, bootstrap.master_port)
-        if info.rank == 0 and master is not None:
-            with contextlib.suppress(StoreSilentError):  # the agreement reports it
-                store.tell_master(*master)
-        number, membership = agreement.membership(
-            time.monotonic() + self._spec.timeout, lambda: self._closing
-        )
-        return Agreed(store, number, membership, master)
 
     # -- the thread ``m8d-nodes``
 
@@ -289,7 +231,7 @@ class MultiNode(Nodes):
                 return
 
     def _pause(self) -> float:
-        return _POLL_SOON if self._losses.causes else _POLL
+        return _POLL_SOON if self._verdicts.losses.causes else _POLL
 
     def _take_in(self, item: PeerSignal | Agreed | str) -> None:
         if isinstance(item, Agreed):
@@ -337,10 +279,10 @@ class MultiNode(Nodes):
             self._standing.finished.add(signal.id)
         elif signal.what == "failed":
             self._events.put(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
-        elif signal.id not in self._losses.causes:
+        elif signal.id not in self._verdicts.losses.causes:
             self._check_over(membership)  # a node without a seat leaves when all are done: no loss
             self._health.next_poll = 0.0
-            self._losses.add(signal.id, signal.epoch, signal.cause, signal.at)
+            self._verdicts.losses.add(signal.id, signal.epoch, signal.cause, signal.at)
             self._tell_lost(membership, node, signal.cause)
 
     def _tell_lost(self, membership: Membership, node: Node, cause: str) -> None:
@@ -360,7 +302,7 @@ class MultiNode(Nodes):
             self._check_over(self._standing.membership)
 
     def _check_over(self, membership: Membership) -> None:
-        free = self._standing.over(membership, self._losses.causes)
+        free = self._standing.over(membership, self._verdicts.losses.causes)
         if not self._over and free is not None:
             self._over = True
             self._events.put(Over(self._news.missed(free)))
@@ -395,7 +337,7 @@ class MultiNode(Nodes):
                 )
             said = f"rendezvous store lost ({error}): running workers go on, {what}"
             self._events.note(logging.WARNING, said)
-        if not self._losses.causes:
+        if not self._verdicts.losses.causes:
             self._health.next_poll = time.monotonic() + 2.0
 
     def _admit(self, round_: StoreRound) -> None:
@@ -403,13 +345,15 @@ class MultiNode(Nodes):
         membership = self._standing.membership
         if (
             membership is None
-            or self._losses.causes
+            or self._verdicts.losses.causes
             or rank_assignment.leader(membership, ()) != self._links.me
         ):
             return
         read, new = round_.applicants()
         if new:
-            holders = self._silent_holders(membership)
+            holders = self._verdicts.silent_holders(
+                membership, time.monotonic(), answers=self._health.answers
+            )
             admitted = rank_assignment.admit(membership, new, self._standing.finished, holders)
             self._decide(round_, admitted)
             if self._standing.membership is not admitted:
@@ -417,50 +361,17 @@ class MultiNode(Nodes):
         round_.applications.take(read)
 
     def _judge_losses(self, now: float) -> None:
-        membership, causes = self._standing.membership, self._losses.causes
+        membership, answers = self._standing.membership, self._health.answers
         if membership is None or self._round is None:
             return
-        unmade = self._links.unmade(now - self._losses.connects)
-        unseen = {**dict.fromkeys(unmade, "unreachable"), **causes}
-        if rank_assignment.cut_off(
-            membership,
-            self._links.me,
-            unseen,
-            self._standing.finished,
-            answers=self._health.answers,
-            outside=self._outside,
-        ):
+        unmade = self._links.unmade(now - self._verdicts.losses.connects)
+        after = self._verdicts.judge(self._standing, membership, unmade, now, answers=answers)
+        if isinstance(after, CutOff):
             self._give_up_slot("it can reach neither the rendezvous store nor a majority of the other nodes")
-            return
-        decides = rank_assignment.leader(membership, causes) == self._links.me
-        if causes:
-            due = now >= self._losses.due(membership, decides=decides, answers=self._health.answers)
-        else:
-            due = decides and self._health.answers and self._fence.over(now, self._standing.finished)
-        if not due:
-            return
-        silent_holders = self._silent_holders(membership)
-        after = rank_assignment.leave(membership, causes, self._standing.finished, silent_holders)
-        if self._health.answers:
+        elif after is not None and answers:
             self._decide(self._round, after)
-            return
-        if after.slot_of(self._links.me) != membership.slot_of(self._links.me):
-            # What looks like a silent node may be a broken link to it.
-            silent = self._losses.silent
-            gone = (causes.keys() - silent) | self._asking.agreed(membership, self._links.me, silent, now)
-            if not gone:
-                return
-            after = rank_assignment.leave(membership, gone, self._standing.finished, silent_holders)
-        self._apply(after)
-
-    def _silent_holders(self, membership: Membership) -> set[str]:
-        """Return ids of nodes that may run, and keep their slots when they are removed or were."""
-        if not self._outside:
-            return set()
-        if not self._health.answers:  # each node decides on its own, and at another time
-            return self._fence.kept()
-        silent = {id_ for id_ in self._losses.silent if membership.slot_of(id_) is not None}
-        return silent | self._fence.kept(time.monotonic())
+        elif after is not None:
+            self._apply(after)
 
     def _decide(self, round_: StoreRound, membership: Membership) -> None:
         """Write a membership under the next number; adopt the other one if another node was first."""
@@ -481,13 +392,12 @@ class MultiNode(Nodes):
         if old is not None:
             for node in changed.gone:
                 # Others removed it; this node may not have had a connection with it.
-                if node.id not in self._losses.causes:
+                if node.id not in self._verdicts.losses.causes:
                     self._tell_lost(old, node, "unreachable")
         if changed.again:
             self._links.not_done()
-        if self._outside:
-            self._fence.follow(old, membership, time.monotonic())
-        self._losses.follow({(node.id, link_epoch(mine, node)) for node in membership.nodes})
+        links = {(node.id, link_epoch(mine, node)) for node in membership.nodes}
+        self._verdicts.follow(old, membership, links, time.monotonic())
         self._links.update(membership)
         for node, slot in changed.joined:
             self._events.put(NodeJoined(time.time(), node.host, slot))
@@ -509,7 +419,7 @@ class MultiNode(Nodes):
         A node whose workers have ended with 0 keeps its slot: the work is done.
         """
         left = self._standing.leave()
-        self._losses.forget()
+        self._verdicts.losses.forget()
         if left is not None:
             self._links.update(replace(left, nodes=()))
         assignment = self._standing.lose_seat()

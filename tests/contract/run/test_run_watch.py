@@ -284,7 +284,7 @@ def spare(store, nodes, monkeypatch):
     seats = tuple(replace(first.slots[0], holder=each.id, last=each.id) for each in others[:2])
     second = replace(first, epoch=2, slots=seats, nodes=(*first.nodes, *others))
     said = [{"node": each.id, **votes.says(second, list)} for each in others[2:]]
-    monkeypatch.setattr(nodes._asking, "_told", lambda _: [{SAID: each} for each in said])
+    monkeypatch.setattr(nodes._verdicts.asking, "_told", lambda _: [{SAID: each} for each in said])
     notes(store).add("membership", 1, slots.to_json(second))
     until(lambda: nodes._standing.membership.epoch == 2)
 
@@ -302,11 +302,11 @@ def lost_long_ago(nodes, number, cause):
 def test_without_a_store_a_spare_takes_a_silent_nodes_seat_when_a_majority_has_lost_it(nodes, spare):
     seen, me = spare[0]["sees"], nodes._links.me
     lost_long_ago(nodes, 1, "hung")
-    until(lambda: nodes._asking.again)  # the answer is there
+    until(lambda: nodes._verdicts.asking.again)  # the answer is there
     assert nodes._standing.membership.slot_of(me) is None, "only the link between the two is broken"
     spare[0]["sees"] = seen[:1] + seen[2:]
-    asked = nodes._asking.again
-    until(lambda: nodes._asking.again > asked)
+    asked = nodes._verdicts.asking.again
+    until(lambda: nodes._verdicts.asking.again > asked)
     assert nodes._standing.membership.slot_of(me) is None, "two of five have lost it"
     spare[1]["sees"] = seen[:1] + seen[2:]
     until(lambda: nodes._standing.membership.slot_of(me) == 0)
@@ -315,7 +315,7 @@ def test_without_a_store_a_spare_takes_a_silent_nodes_seat_when_a_majority_has_l
 def test_without_a_store_a_spare_takes_the_seat_of_a_node_that_is_gone(nodes, spare):
     """Also while it does not see another one that the others see."""
     lost_long_ago(nodes, 1, "hung")
-    until(lambda: nodes._asking.again)
+    until(lambda: nodes._verdicts.asking.again)
     lost_long_ago(nodes, 2, "crashed")
     until(lambda: nodes._standing.membership.slot_of(nodes._links.me) == 1)
     assert nodes._standing.membership.slots[0].holder == f"{1:032x}"
