@@ -43,6 +43,8 @@ __all__ = ["Backward", "explained", "install"]
 
 _c: Any = torch._C._distributed_c10d
 _here = threading.local()
+_buffers_too: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+"""By module of a model that is being made: whether torch would give it rank 0's buffers as well."""
 _OF_CPP = (
     "_pre_forward", "_post_forward", "_check_and_sync_module_buffers", "_match_all_reduce_for_bwd_pass",
     "_check_global_requires_backward_grad_sync", "_sync_final_model",
@@ -178,6 +180,8 @@ def _unless_elastic(original: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         groups = [each for each in (*args, *kwargs.values()) if isinstance(each, _c.ProcessGroup)]
         if any(isinstance(each, ElasticGroup) for each in groups):
+            if "module" in kwargs:
+                _buffers_too[kwargs["module"]] = kwargs["broadcast_buffers"]
             return None
         try:
             return original(*args, **kwargs)
@@ -219,7 +223,9 @@ def _following(original: Any) -> Any:
         if isinstance(group, ElasticGroup):
             _require_supported(model)
             model.process_group = group.generation().pg
-            model.forward = _Follower(model, group)
+            # Nothing was noted with `init_sync=False`.
+            buffers = _buffers_too.pop(model.module, model.broadcast_buffers)
+            model.forward = _Follower(model, group, buffers=buffers)
         _require_connections(model)
         original(model, *args, **kwargs)
 
@@ -257,15 +263,16 @@ class _Follower:
     Args:
         model: that it is of.
         group: that the model was made with.
+        buffers: whether all members get rank 0's buffers, and not its parameters alone.
 
     Attributes:
         state: of the generation that its last forward pass was in.
     """
 
-    def __init__(self, model: Any, group: ElasticGroup) -> None:
+    def __init__(self, model: Any, group: ElasticGroup, *, buffers: bool) -> None:
         self.state: WorldState | None = None
         self._model = weakref.ref(model)
-        self._group = group
+        self._group, self._buffers = group, buffers
         self._bound = group.generation().number
         self._alike = 0  # the generation whose members all have rank 0's parameters
 
@@ -291,7 +298,7 @@ class _Follower:
         if self._bound != generation.number:
             _bind(model, generation.pg)
             self._bound = generation.number
-        _make_alike(model, generation)
+        _make_alike(model, generation, buffers=self._buffers)
         self._alike = generation.number
 
 
@@ -316,15 +323,15 @@ def _bind(model: Any, group: Any) -> None:
     backends.clear()
 
 
-def _make_alike(model: Any, generation: ElasticGeneration) -> None:
-    """Give all members the parameters and buffers of rank 0, and raise where they do not fit.
+def _make_alike(model: Any, generation: ElasticGeneration, *, buffers: bool) -> None:
+    """Give all members the parameters (and buffers) of rank 0, and raise where they do not fit.
 
     The others receive them beside their own, and take them once all have come: a member has rank 0's or its
     own, whenever rank 0 is lost. Meanwhile there is a second copy of them in the model's memory.
     """
     parameters, _ = model._build_params_for_reducer()
     _verify_param_shape_across_processes(generation.pg, parameters)
-    named = [*model.module.named_parameters(), *model.module.named_buffers()]
+    named = [*model.module.named_parameters(), *(model.module.named_buffers() if buffers else ())]
     own = [each.detach() for name, each in named if name not in model.parameters_to_ignore]
     sent = [torch.empty_like(each) for each in own] if generation.rank else own
     _sync_params_and_buffers(generation.pg, sent, model.broadcast_bucket_size, 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import time
+import warnings
 
 import pytest
 import torch
@@ -307,6 +309,41 @@ def test_what_belongs_to_one_generation_is_refused(alone):
     net.bias._in_backward_optimizers = []
     with pytest.raises(ValueError, match="apply_optimizer_in_backward was used"):
         DistributedDataParallel(net, process_group=alone.elastic_group)
+
+
+def test_buffers_that_are_each_members_own_stay_its_own(cast):
+    """Those that torch would leave alone; their sizes may differ."""
+    members = [cast.start(has_its_own, number) for number in range(2)]
+    told = [each.expect("has") for each in members]
+    for each in told:
+        assert each.buffers == {"without": [each.rank] * (each.rank + 1), "with": [0.0], "ever": [0.0]}
+        assert each.weights == [0.0] * 3
+
+
+class Own(torch.nn.Module):
+    """A parameter and a buffer whose values are the rank."""
+
+    def __init__(self, rank, size=1):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((1,), float(rank)))
+        self.register_buffer("mine", torch.full((size,), float(rank)))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+def has_its_own(me):
+    w = enter(me, "2:2")
+    nets = {"without": Own(w.rank, w.rank + 1), "with": Own(w.rank), "ever": Own(w.rank)}
+    options = {"without": {"broadcast_buffers": False}, "with": {}, "ever": {}}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:  # torch 2.13
+        options["ever"] = {"forward_sync_buffers": False}  # when it is made they are rank 0's all the same
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` is deprecated in torch 2.13
+        for kind, net in nets.items():
+            DistributedDataParallel(net, process_group=w.elastic_group, **options[kind])(torch.ones(1))
+    weights = [net.weight.item() for net in nets.values()]
+    me.emit("has", rank=w.rank, buffers={k: net.mine.tolist() for k, net in nets.items()}, weights=weights)
 
 
 def test_models_of_other_groups_are_torchs(alone):

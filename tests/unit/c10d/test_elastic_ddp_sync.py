@@ -62,7 +62,9 @@ def follow(net, traffic=None):
     model.module = net
     c10d = types.SimpleNamespace(traffic=traffic)
     generation = types.SimpleNamespace(number=1, rank=1, pg=None, c10d=c10d)
-    ddp._Follower(model, types.SimpleNamespace(generation=lambda: generation))._follow(model, generation)
+    ddp._Follower(model, types.SimpleNamespace(generation=lambda: generation), buffers=True)._follow(
+        model, generation
+    )
 
 
 def test_a_member_has_all_of_its_own_parameters_or_all_of_rank_0s(sending):
@@ -112,7 +114,7 @@ def test_a_block_of_an_older_generation_raises_that_ones_error():
     present = types.SimpleNamespace(name="w", generation=2, default_pg=None)
     generation = types.SimpleNamespace(number=2, rank=0, world="w", pg=None, c10d=present)
     model = Counted()
-    follower = ddp._Follower(model, types.SimpleNamespace(generation=lambda: generation))
+    follower = ddp._Follower(model, types.SimpleNamespace(generation=lambda: generation), buffers=True)
     follower._alike = 2
     closed = types.SimpleNamespace(name="w", generation=1, default_pg=None)
     with selected(closed), pytest.raises(WorldClosedError, match="this block's generation, 1, was closed"):
