@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import P2POp
 
 from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
+from multiworld._c10d.elastic.ddp_follower import explained
 from multiworld._c10d.gloo import lane_only, part_sizes
 from multiworld._c10d.lane import collective_signatures
 from multiworld._c10d.routing.ended_groups import ended, ended_by_name, refuse, said_as_torch_does
@@ -420,7 +421,7 @@ def _engine(original: Any) -> Any:
                 try:
                     return super().run_backward(*args, **kwargs)
                 except RuntimeError as error:
-                    raise_instead(error, ddp.explained(error) or begun.explained(error) or told(error))
+                    raise_instead(error, explained(error) or begun.explained(error) or told(error))
             try:
                 with propagating(state):
                     return super().run_backward(*args, **kwargs)

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from multiworld._c10d.elastic import ddp  # noqa: E402  (torch may be missing)
+from multiworld._c10d.elastic import ddp_follower  # noqa: E402  (torch may be missing)
 from multiworld._c10d.routing.selection import selected  # noqa: E402
 from multiworld.errors import WorldClosedError  # noqa: E402
 
@@ -52,7 +52,7 @@ def sending(monkeypatch):
             each.fill_(1.0)
 
     monkeypatch.setattr(torch.distributed, "_broadcast_coalesced", broadcast)
-    monkeypatch.setattr(ddp, "_verify_param_shape_across_processes", lambda *_: None)
+    monkeypatch.setattr(ddp_follower, "_verify_param_shape_across_processes", lambda *_: None)
     return it
 
 
@@ -62,7 +62,7 @@ def follow(net, traffic=None):
     model.module = net
     c10d = types.SimpleNamespace(traffic=traffic)
     generation = types.SimpleNamespace(number=1, rank=1, pg=None, c10d=c10d)
-    ddp._Follower(model, types.SimpleNamespace(generation=lambda: generation), buffers=True)._follow(
+    ddp_follower.Follower(model, types.SimpleNamespace(generation=lambda: generation), buffers=True)._follow(
         model, generation
     )
 
@@ -114,7 +114,9 @@ def test_a_block_of_an_older_generation_raises_that_ones_error():
     present = types.SimpleNamespace(name="w", generation=2, default_pg=None)
     generation = types.SimpleNamespace(number=2, rank=0, world="w", pg=None, c10d=present)
     model = Counted()
-    follower = ddp._Follower(model, types.SimpleNamespace(generation=lambda: generation), buffers=True)
+    follower = ddp_follower.Follower(
+        model, types.SimpleNamespace(generation=lambda: generation), buffers=True
+    )
     follower._alike = 2
     closed = types.SimpleNamespace(name="w", generation=1, default_pg=None)
     with selected(closed), pytest.raises(WorldClosedError, match="this block's generation, 1, was closed"):
