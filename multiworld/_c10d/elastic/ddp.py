@@ -1,8 +1,8 @@
 """DDP models that are made once and follow their world from generation to generation.
 
 A `DistributedDataParallel` that is given a world's elastic group is bound to the process group of the present
-generation. Its first forward pass in the next one binds it to that one's: it gets a new reducer, as torch
-gives it when a model is unpickled, and then the parameters and buffers of rank 0.
+generation. Its first forward pass in the next one, or `model.join()`, binds it to that one's: it gets a new
+reducer, as torch gives it when a model is unpickled, and then the parameters and buffers of rank 0.
 
 A new reducer, because the old one cannot go on. A failed backward pass leaves it half way, with the old
 number of members to divide by; and it has rebuilt its buckets after its first step, while a newcomer's has
@@ -64,6 +64,7 @@ def install(patches: Patches) -> None:
     for name in _OF_CPP:
         if name in vars(model):
             patches.set(model, name, _translated_here(vars(model)[name]))
+    patches.set(model, "join_hook", _bound_first(model.join_hook))
     name = "_pre_forward"
     if name in vars(model):
         patches.set(model, name, _noted(vars(model)[name]))
@@ -144,6 +145,22 @@ def _kept(original: Any) -> Any:
         original(reducer, work, *args, **kwargs)
 
     return set_forward_pass_work_handle
+
+
+def _bound_first(original: Any) -> Any:
+    """Wrap `original`, with which `model.join()` begins, before it takes the model's group.
+
+    An elastic model is bound there, and not in its first forward pass: a rank without inputs makes none.
+    """
+
+    @functools.wraps(original)
+    def join_hook(model: Any, **kwargs: Any) -> Any:
+        follower = vars(model).get("forward")
+        if isinstance(follower, Follower):
+            follower.follow()
+        return original(model, **kwargs)
+
+    return join_hook
 
 
 def _as_the_reducer(all_reduce: Any) -> Any:

@@ -53,6 +53,14 @@ class Follower:
         self._alike = 0  # the generation whose members all have rank 0's parameters
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        model = self.follow()
+        try:
+            return type(model).forward(model, *inputs, **kwargs)
+        except RuntimeError as error:
+            raise_instead(error, self._explained(error))
+
+    def follow(self) -> Any:
+        """Bind the model to the present generation, whose members it may have to meet, and return it."""
         model: Any = self._model()
         generation = self._group.generation()
         group_of_block(generation)  # raises in an older one's: others wait there for another operation
@@ -60,9 +68,9 @@ class Follower:
         try:
             if self._alike != generation.number:
                 self._follow(model, generation)
-            return type(model).forward(model, *inputs, **kwargs)
         except RuntimeError as error:
             raise_instead(error, self._explained(error))
+        return model
 
     def _explained(self, error: BaseException) -> BaseException | None:
         instead = explained(error)
@@ -87,6 +95,8 @@ def _bind(model: Any, group: Any) -> None:
     model.process_group = group
     parameters, sparse = model._build_params_for_reducer()
     names = model._build_debug_param_to_name_mapping(parameters)
+    # As a newcomer's: torch leaves it as `model.join()` made it, and each forward pass communicates for it.
+    model._join_config = model._join_config.construct_disabled_join_config()
     model._ddp_init_helper(parameters, sparse, names, model.static_graph)
     model._has_rebuilt_buckets = False
     if model.static_graph:

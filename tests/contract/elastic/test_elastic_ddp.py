@@ -36,9 +36,8 @@ KINDS = {
 
 
 def enter(me, size, **options):
-    return mw.join(
-        "w", None, size, store=me.store, timeout=LONG, last_call=LONG, seat=f"s{me.rank}", **options
-    )
+    options = {"timeout": LONG, "last_call": LONG} | options
+    return mw.join("w", None, size, store=me.store, seat=f"s{me.rank}", **options)
 
 
 class Net(torch.nn.Module):
@@ -309,6 +308,50 @@ def test_what_belongs_to_one_generation_is_refused(alone):
     net.bias._in_backward_optimizers = []
     with pytest.raises(ValueError, match="apply_optimizer_in_backward was used"):
         DistributedDataParallel(net, process_group=alone.elastic_group)
+
+
+def test_uneven_inputs_in_a_new_generation(cast):
+    """`model.join()` may come first in it, of a member without inputs as well; and it ends with its generation."""
+    first = cast.start(has_uneven_inputs, 0)
+    first.expect("in")
+    newcomer = cast.start(has_uneven_inputs, 1)
+    claimed(cast, "s1")
+    first.say("go")
+    told = [each.expect("has") for each in (first, newcomer)]
+    assert [each.rank for each in told] == [0, 1]
+    for each in told:
+        assert each.weights == {"even": [[0.0, 0.0]], "uneven": [[0.0, 0.0]]}
+        assert each.even == [[1.0, 1.0]]
+    assert told[0].uneven == [[0.5, 0.5]], "the mean with a member that has none"
+
+
+def has_uneven_inputs(me):
+    w = enter(me, "1:2", last_call=0.0)
+    nets = {kind: torch.nn.Linear(2, 1, bias=False) for kind in ("even", "uneven")}
+    for net in nets.values():
+        torch.nn.init.constant_(net.weight, me.rank)
+    models = {kind: DistributedDataParallel(net, process_group=w.elastic_group) for kind, net in nets.items()}
+
+    def step(kind):
+        models[kind].zero_grad()
+        models[kind](torch.ones(1, 2)).sum().backward()
+
+    if w.world_size == 1:
+        with models["even"].join():
+            step("even")
+        step("uneven")
+        me.emit("in")
+        me.hear()
+    while w.world_size == 1:
+        w.advance()
+    step("even")
+    with models["uneven"].join():
+        for _ in range(3 * (w.world_size - 1 - w.rank)):
+            step("uneven")
+    grads = {
+        kind: None if net.weight.grad is None else net.weight.grad.tolist() for kind, net in nets.items()
+    }
+    me.emit("has", rank=w.rank, weights={k: net.weight.tolist() for k, net in nets.items()}, **grads)
 
 
 def test_buffers_that_are_each_members_own_stay_its_own(cast):
