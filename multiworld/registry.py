@@ -230,9 +230,9 @@ class Registry:
                 del kept[oldest]
 
     def remove(self, name: str, world: RegisteredWorld) -> None:
-        """Forget a closed world."""
+        """Forget a closed world; not one that another thread has joined again since."""
         with self._lock:
-            if self._worlds.get(name) is world:
+            if self._worlds.get(name) is world and world._gen.state is State.CLOSED:  # noqa: SLF001  (as in `settle`)
                 del self._worlds[name]
                 self._made_by.pop(name, None)
             last = not self._worlds

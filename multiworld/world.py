@@ -474,7 +474,10 @@ class World(Selecting, ObjectCollectives):
         return freed[0]
 
     def _leave_registry(self) -> None:
-        self._stop_listening()
+        """Let go of the name and the listener, unless another thread has joined this world again meanwhile."""
+        with self._watch_lock:
+            stop = self._stop_listening if self._gen.state is State.CLOSED else _nothing
+        stop()
         registry.remove(self.name, self)
         with self._changed:
             self._changed.notify_all()
@@ -492,18 +495,17 @@ class World(Selecting, ObjectCollectives):
 
     def _enter(self, plan: JoinPlan, gen: Generation) -> None:
         """A join made `gen`: from here on this handle means it."""
+        stop = _nothing
         if plan.assigned:
             # A broken world's members wait for those that can be reached, until these come or close it.
-            before = self._stop_listening
-            self._stop_listening = registry.watchdog().stay_reachable(
-                gen.roster.members[gen.rank].endpoint.host
-            )
-            before()
-            if gen.state is State.CLOSED:  # by another thread
-                self._stop_listening()
+            stop = registry.watchdog().stay_reachable(gen.roster.members[gen.rank].endpoint.host)
         with self._watch_lock:
+            before, self._stop_listening = self._stop_listening, stop
             self._plan, self._gen = plan, gen
             self._hold_back()
+        before()
+        if gen.state is State.CLOSED:  # by another thread
+            stop()
 
     def _hold_back(self) -> None:
         """Let bare calls wait as this world's own do while operations of several steps go on."""
@@ -567,8 +569,9 @@ class World(Selecting, ObjectCollectives):
 
     def _generation_closed(self, gen: Generation) -> None:
         self._leave_registry()
-        # Subscribers go by the name, which may be another handle's by now: that world is not closed.
-        if registry.worlds().get(self.name, self) is self:
+        # Subscribers go by the name, which a later generation may have by now, of this handle or of another one:
+        # that world is not closed.
+        if self._gen.number <= gen.number and registry.worlds().get(self.name, self) is self:
             bus.publish(WorldClosed(self.name, gen.number, self.rank, time.monotonic()))
 
     def _tell(self, watchers: tuple[_Watcher, ...]) -> None:

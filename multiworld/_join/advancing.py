@@ -21,7 +21,7 @@ from multiworld._join.kept_state import KeptState
 from multiworld._join.preparing import Preparing
 from multiworld._join.state import bring_up_to_date
 from multiworld.errors import JoinTimeoutError, WorldClosedError
-from multiworld.events import State, WorldActive, WorldClosed, bus
+from multiworld.events import State, WorldActive, bus
 from multiworld.registry import registry
 
 if TYPE_CHECKING:
@@ -182,5 +182,4 @@ class Advancing:
         """Leave for good, once the last member has left the generation."""
         world = self._world
         self.stop(time.monotonic() + world._plan.timeout)
-        world._leave_registry()
-        bus.publish(WorldClosed(gen.world, gen.number, gen.rank, time.monotonic()))
+        world._generation_closed(gen)

@@ -18,6 +18,7 @@ from kits.meetkit import until
 from torch.distributed.device_mesh import init_device_mesh
 
 import multiworld as mw
+from multiworld.registry import registry
 
 # -- what tests expect ------------------------------------------------------------------------------------------------
 
@@ -436,6 +437,34 @@ def test_wrong_calls():
         assert w.reform() is w
         assert w.generation == first + 1
         w.close()
+
+
+def test_a_close_that_ends_after_a_reform_leaves_the_new_generation_alone(tmp_path, monkeypatch):
+    w = mw.join("w", None, "1:2", store=f"file://{tmp_path}/store", last_call=0)
+    waits, go, told = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(w._advances._preparing, "stop", lambda _: (waits.set(), go.wait(LONG)))
+    closes = threading.Thread(target=w.close)
+    unsubscribe = mw.events.subscribe(told.append)
+    try:
+        closes.start()
+        assert waits.wait(LONG)
+        first = w._gen
+        assert w.reform() is w
+        go.set()
+        closes.join(LONG)
+        w._generation_closed(first)  # the last step of its end may come as late
+        assert mw.worlds() == {"w": w}
+        (listener,) = registry.watchdog()._sockets.listeners._by_host.values()
+        assert listener.holds == 2, "the generation's, and the one that lasts over its breakage"
+        with pytest.raises(mw.InvalidJoinError, match="is active"):
+            mw.join("w", None, "1:2", store=f"file://{tmp_path}/store", last_call=0)
+        closed = [each.generation for each in told if isinstance(each, mw.events.WorldClosed)]
+        assert closed == [first.number]
+    finally:
+        go.set()
+        unsubscribe()
+        w.close()
+    assert mw.worlds() == {}
 
 
 def test_a_handle_that_is_succeeded_holds_nothing():

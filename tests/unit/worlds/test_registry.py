@@ -97,6 +97,9 @@ def test_an_older_handle_does_not_take_the_name(state):
     registry.remove("w", old)
     assert registry.worlds() == {"w": new}
     registry.remove("w", new)
+    assert registry.worlds() == {"w": new}, "it is not closed: its close ended after it was joined again"
+    new.state = State.CLOSED
+    registry.remove("w", new)
     assert registry.reserve("w", old) is None
 
 
