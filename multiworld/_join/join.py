@@ -389,6 +389,26 @@ def _join_once(
     """Join, or join again: one try."""
     _not_given_up(plan, cancelled)
     machine = StateMachine(plan.name, plan.rank)
+    try:
+        handle, made = _committed(plan, world, cancelled, deadline, tries, machine)
+        number, rank, size = machine.generation, machine.rank, made.size
+        bus.publish(WorldActive(plan.name, number, rank, time.monotonic(), size))
+    finally:
+        # Also where an interrupt came right after every member had committed: a breakage waits for this.
+        if machine.stage in {Stage.OPENING, Stage.DOOMED}:
+            machine.apply(Announced())
+    return handle
+
+
+def _committed(
+    plan: JoinPlan,
+    world: World | None,
+    cancelled: Callable[[], bool],
+    deadline: float,
+    tries: _Tries,
+    machine: StateMachine,
+) -> tuple[World, Generation]:
+    """Join, or join again, until every member has committed."""
     joined = Reservation(registry, plan.name, plan.rank, cancelled)
     with contextlib.ExitStack() as kept:
         # First, and so done last: wherever an interrupt comes, the name is free then.
@@ -453,12 +473,7 @@ def _join_once(
             # No name for what is told: with one, this frame and the error would keep each other.
             bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), told_to_others(plan, exc)))
             raise
-    try:
-        number, rank, size = machine.generation, machine.rank, made.size
-        bus.publish(WorldActive(plan.name, number, rank, time.monotonic(), size))
-    finally:
-        machine.apply(Announced())
-    return handle
+    return handle, made
 
 
 def _retire(

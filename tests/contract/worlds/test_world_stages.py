@@ -157,6 +157,30 @@ def test_a_breakage_is_told_after_the_world_is_active(log):
     world.close()
 
 
+def test_a_world_breaks_though_ctrl_c_came_at_the_end_of_its_rejoin(monkeypatch):
+    world, told = broken(dist.HashStore()), []
+    keep = steps.keep_devices
+
+    def keeping():
+        end = keep()
+
+        def over():
+            end()
+            raise KeyboardInterrupt
+
+        return over
+
+    monkeypatch.setattr(steps, "keep_devices", keeping)
+    with pytest.raises(KeyboardInterrupt):
+        world.rejoin()
+    assert (world.state, world._gen.machine.stage) == (State.ACTIVE, Stage.ACTIVE)
+    world._gen.verdict(Breakage(Cause.FAILED, (), "a test says so", time.monotonic()))
+    world.on_break(told.append)
+    assert wait_for(lambda: told)
+    assert world.state is State.BROKEN
+    world.close()
+
+
 def test_a_join_that_fails(log, monkeypatch):
     def build(*_):
         raise mw.JoinAbandonedError("stages", "a test gives up")
