@@ -310,11 +310,18 @@ def _inode(fd: int) -> int | None:
 def _of(fd: int, ask: Callable[[socket.socket], _T]) -> _T:
     """Query a descriptor without closing it: it belongs to another object."""
     # Any family will do: it only bounds the length of an address, and addresses carry their own.
-    sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd)
-    try:
-        return ask(sock)
-    finally:
-        sock.detach()
+    return ask(_Borrowed(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd))
+
+
+class _Borrowed(socket.socket):
+    """Of a descriptor that belongs to another object, and stays open.
+
+    A ``detach`` by the caller would come too late for Ctrl-C, which may come as soon as this exists: the
+    destructor is that, and no function in Python, in which a handler may run.
+    """
+
+    __slots__ = ()
+    __del__ = socket.SocketType.detach
 
 
 def _address(raw: tuple[str | int, ...]) -> Address:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import struct
+import warnings
 
 import pytest
 from kits.descriptorkit import no_descriptor
@@ -154,6 +155,31 @@ def test_descriptors_are_not_used_up(stack):
     for _ in range(50):
         shut(find({ours.getsockname()}, set())[0])
     assert len(os.listdir("/proc/self/fd")) == count  # noqa: PTH208
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_ctrl_c_in_a_look_closes_no_socket(stack, monkeypatch, number):
+    """In the moment when the object for a descriptor is made, which is another one's."""
+    ours = listener(stack)
+    mine = [ours, *pair(stack, ours)]
+    links, _ = find({ours.getsockname()}, set())
+    before, left, init = [os.fstat(each.fileno()).st_ino for each in mine], [number], socket.socket.__init__
+
+    def interrupted(self, *args, **more):
+        init(self, *args, **more)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(socket.socket, "__init__", interrupted)
+        shut(links)
+        while left[0] > 0:
+            sockets.listener(ours.getsockname())
+    assert [os.fstat(each.fileno()).st_ino for each in mine] == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find({ours.getsockname()}, set()) == ((), (sockets.listener(ours.getsockname()),))
 
 
 # -- without a free descriptor -------------------------------------------------------------------------------
