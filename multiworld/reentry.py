@@ -31,18 +31,20 @@ def in_the_middle() -> bool:
     """Whether the call of this package in which this is asked came in the middle of another one.
 
     Always True in a thread that must not wait, the watchdog's: only a destructor, or a subscriber, calls
-    there. False in all others but the main one: no handler runs there.
+    there. In all others but the main one only a destructor comes in the middle: no handler runs there, and
+    what this package calls there on purpose, as a function given to `on_break`, it calls without locks.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return not may_wait()
+    if not may_wait():
+        return True
     # Nothing is remembered of a handler, but its frame is of no module of this package.
+    anything = threading.current_thread() is threading.main_thread()
     outside = False
     frame: FrameType | None = sys._getframe()  # noqa: SLF001  (the documented way to the caller's frame)
     while frame is not None:
         own = _own(frame)
         if own and outside:
             return True
-        outside = outside or not own
+        outside = outside or (not own and (anything or _is_destructor(frame)))
         frame = frame.f_back
     return False
 
@@ -50,6 +52,10 @@ def in_the_middle() -> bool:
 def _own(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
     return isinstance(name, str) and name.partition(".")[0] == _PACKAGE and not name.startswith(_STARTERS)
+
+
+def _is_destructor(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") == "weakref"
 
 
 def in_time(function: Callable[[], bool], seconds: float, name: str) -> bool:

@@ -103,7 +103,7 @@ class Registry:
     """Names to worlds, thread-safe. One per process; a forked child starts with an empty one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler, or a destructor, may look at the worlds in the middle
         self._worlds: dict[str, RegisteredWorld] = {}
         self._joining: dict[str, object] = {}  # names that are being joined, by whom
         self._made_by: dict[str, object] = {}  # the joins of `_worlds`
@@ -120,7 +120,8 @@ class Registry:
         """Every world of this process that is not closed, by name, in the order they were joined."""
         with self._lock:
             self._check_fork()
-            return {name: world for name, world in self._worlds.items() if world.state is not State.CLOSED}
+            there = list(self._worlds.items())  # one step: such a destructor may remove one
+            return {name: world for name, world in there if world.state is not State.CLOSED}
 
     @property
     def ending(self) -> bool:
@@ -338,7 +339,7 @@ class Registry:
 
     def _forked(self) -> None:
         """In a forked child, right after the fork."""
-        self._lock = threading.Lock()  # another thread may have held it
+        self._lock = threading.RLock()  # another thread may have held it
         worlds = tuple(self._worlds.values())
         self._check_fork()
         for world in worlds:

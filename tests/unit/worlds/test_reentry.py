@@ -71,12 +71,35 @@ def test_the_thread_that_must_not_wait_has_another_one_do_it():
     until(lambda: not [each for each in threading.enumerate() if each.name == "m8d-test"])
 
 
-def test_no_handler_runs_in_another_thread():
+def elsewhere(call):
+    """What `call` returns in another thread."""
     seen = []
-    thread = threading.Thread(target=own(lambda: seen.append(in_the_middle())))
+    thread = threading.Thread(target=lambda: seen.append(call()))
     thread.start()
     thread.join(PATIENCE)
-    assert seen == [False]
+    return seen[0]
+
+
+def test_no_handler_runs_in_another_thread():
+    assert not elsewhere(own(in_the_middle))
+    assert not elsewhere(own(of_a_program(own(in_the_middle)))), "a function given to on_break"
+
+
+def test_a_destructor_is_in_the_middle_of_the_call_in_which_the_collector_runs_in_any_thread():
+    source = """
+import weakref
+class Owner:
+    def __del__(self): seen.append(close())
+def call():
+    Owner()
+    weakref.finalize(owner := type("", (), {})(), lambda: seen.append(close()))
+    del owner
+    return list(seen)
+"""
+    collects = of_module("program", source, close=of_a_program(own(in_the_middle)), seen=(seen := []))
+    assert elsewhere(own(own(collects))) == [True, True]
+    seen.clear()
+    assert elsewhere(collects) == [False, False]
 
 
 def test_it_returns_what_the_function_returns_and_runs_it_in_its_own_context():

@@ -116,6 +116,32 @@ def test_a_closed_world_is_not_listed():
     assert registry.worlds() == {}
 
 
+def test_a_destructor_in_a_look_at_the_worlds_looks_at_them_and_removes_one():
+    """As the collector may run it, in any thread."""
+    seen = []
+
+    class Collected(FakeWorld):
+        @property
+        def state(self):
+            if not seen:
+                seen.append(None)
+                seen.append(registry.worlds())
+                self.now = State.CLOSED
+                registry.remove("w", self)
+            return self.now
+
+        @state.setter
+        def state(self, value):
+            self.now = value
+
+    settled, world, registry = Collected(), FakeWorld(), Registry()
+    registry._worlds.update(w=settled, v=world)
+    thread = threading.Thread(target=lambda: seen.append(registry.worlds()), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert seen == [None, {"w": settled, "v": world}, {"v": world}]
+
+
 def test_a_forked_child_has_been_in_no_generation(monkeypatch):
     registry = holding(FakeWorld(generation=3))
     registry.note("w", 4)
