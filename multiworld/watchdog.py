@@ -131,8 +131,15 @@ class Watchdog:
         Raises:
             MultiworldError: it is not a numeric address of an interface of this host, or cannot be bound.
         """
-        with self._lock:
-            return self._running().listeners.listen(host)
+        endpoint: Endpoint | None = None
+        try:
+            with self._lock:
+                endpoint = self._running().listeners.listen(host)
+        except BaseException:
+            if endpoint is not None:  # Ctrl-C, as the lock is let go of
+                self.release_endpoint(endpoint)
+            raise
+        return endpoint
 
     def release_endpoint(self, endpoint: Endpoint) -> None:
         """Release one hold of `endpoint`; the listener closes with the last one."""
@@ -209,25 +216,6 @@ class Watchdog:
         """
         self._check(roster)
         attachment = Attachment(self, roster, on_verdict, on_busy)
-        world = world_id(roster)
-        with self._lock:
-            if world in self._attachments:
-                raise InvalidJoinError(
-                    roster.world,
-                    f"rank {roster.rank} of {roster.key} is attached already",
-                    rule="Once is enough",
-                )
-            if not self._running().listeners.hold(roster.members[roster.rank].endpoint):
-                raise InvalidJoinError(
-                    roster.world,
-                    f"this process does not listen at {roster.members[roster.rank].endpoint}",
-                    rule="A member's endpoint is one that its watchdog opened",
-                    next_step="Call endpoint() before the roster is made, release_endpoint() after attach()",
-                )
-            self._attachments[world] = attachment
-            if self._helper is not None:
-                self._helper.vouch(roster.token)
-        self._post(lambda now: self._peers.add(roster, now))
 
         def check() -> None:
             if attachment.settled.is_set() or self._clock() >= deadline:
@@ -238,7 +226,9 @@ class Watchdog:
                 finally:
                     del error  # it has this frame
 
-        try:
+        try:  # wherever an interrupt comes, nothing stays attached
+            self._enlist(attachment)
+            self._post(lambda now: self._peers.add(roster, now))
             meanwhile(attachment, check)
             error = self._await(attachment, deadline, cancelled)
         except BaseException as exc:
@@ -251,6 +241,26 @@ class Watchdog:
         finally:
             del error  # it has this frame
         return attachment
+
+    def _enlist(self, attachment: Attachment) -> None:
+        roster = attachment.roster
+        with self._lock:
+            if world_id(roster) in self._attachments:
+                raise InvalidJoinError(
+                    roster.world,
+                    f"rank {roster.rank} of {roster.key} is attached already",
+                    rule="Once is enough",
+                )
+            if not self._running().listeners.hold(roster.members[roster.rank].endpoint):
+                raise InvalidJoinError(
+                    roster.world,
+                    f"this process does not listen at {roster.members[roster.rank].endpoint}",
+                    rule="A member's endpoint is one that its watchdog opened",
+                    next_step="Call endpoint() before the roster is made, release_endpoint() after attach()",
+                )
+            self._attachments[world_id(roster)] = attachment
+            if self._helper is not None:
+                self._helper.vouch(roster.token)
 
     def report(self, attachment: Attachment, detail: str, ranks: tuple[int, ...], *, deadline: float) -> None:
         """Report a failed operation, and wait for the verdict until `deadline`; see `Attachment.report`."""

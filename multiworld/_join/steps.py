@@ -253,13 +253,15 @@ def _with_members(
 
     busy = BusyMembers(plan.name, roster.generation, roster.rank)
     endpoint: LaneEndpoint | None = None
+    begun: Attachment | None = None
 
     def connect(attachment: Attachment, check_attachment: Callable[[], None]) -> None:
         def check_both() -> None:
             check()
             check_attachment()
 
-        nonlocal endpoint
+        nonlocal endpoint, begun
+        begun = attachment
         made = endpoint = lane.connect(
             door, roster, attachment, machine, deadline=terms.deadline, check=check_both
         )
@@ -273,6 +275,11 @@ def _with_members(
             return ""
         return f"it gave up generation {roster.generation} ({type(error).__name__}), and joins again"
 
+    def part(_kind: object, error: BaseException | None, _trace: object) -> None:
+        if begun is not None:
+            begun.leave(last_word(error))
+
+    undo.push(part)  # before it is attached: an interrupt may come as soon as it is
     attachment = watchdog.attach(
         roster,
         lambda breakage: _apply_verdict(machine, breakage),
@@ -282,10 +289,6 @@ def _with_members(
         meanwhile=connect,
         last_word=last_word,
     )
-
-    def part(_kind: object, error: BaseException | None, _trace: object) -> None:
-        attachment.leave(last_word(error))
-
     undo.push(part)
     state = WorldState(name=plan.name, generation=roster.generation)
     undo.callback(state.forget)
@@ -398,11 +401,13 @@ def _agree(
 @contextlib.contextmanager
 def _listening(watchdog: Watchdog, host: str) -> Iterator[Endpoint]:
     """A listener of the watchdog for the time of a join; a world that was attached holds it itself."""
-    endpoint = watchdog.endpoint(host)
+    endpoint: Endpoint | None = None
     try:
+        endpoint = watchdog.endpoint(host)
         yield endpoint
     finally:
-        watchdog.release_endpoint(endpoint)
+        if endpoint is not None:
+            watchdog.release_endpoint(endpoint)
 
 
 def _request(terms: Terms, process: str, endpoint: Endpoint, door: Door | None) -> JoinRequest:

@@ -17,6 +17,8 @@ from multiworld._net.stores.record import WorldRecord
 from multiworld.events import Breakage, Cause, State
 from multiworld.logs import source
 from multiworld.logs.limit import RateLimit
+from multiworld.registry import registry
+from multiworld.watchdog import Watchdog
 
 
 @pytest.fixture
@@ -179,6 +181,22 @@ def test_a_world_breaks_though_ctrl_c_came_at_the_end_of_its_rejoin(monkeypatch)
     assert wait_for(lambda: told)
     assert world.state is State.BROKEN
     world.close()
+
+
+def test_a_join_that_is_interrupted_as_soon_as_it_is_attached_leaves_nothing(monkeypatch):
+    store, attach = dist.HashStore(), Watchdog.attach
+
+    def interrupted(*args, **more):
+        attach(*args, **more)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Watchdog, "attach", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            joined(store)
+    seen = registry.watchdog().snapshot()
+    assert (seen.worlds, seen.listeners) == ((), 0)
+    assert joined(store).close()
 
 
 def test_a_join_that_fails(log, monkeypatch):

@@ -461,6 +461,35 @@ def test_an_error_of_what_is_done_meanwhile_leaves_nothing_attached(group):
     assert pack.dogs[0].snapshot().worlds == ()
 
 
+class InterruptedLock:
+    """A lock; Ctrl-C comes as this thread lets go of it for the `number`-th time."""
+
+    def __init__(self, lock, number):
+        self._lock, self._left, self._here = lock, number, threading.current_thread()
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+        if threading.current_thread() is self._here:
+            self._left -= 1
+            if self._left == 0:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("call", "number"), [("endpoint", 1), ("attach", 1), ("attach", 2)])
+def test_an_interrupt_leaves_no_listener_and_nothing_attached(group, monkeypatch, call, number):
+    pack = group(2)
+    dog, roster = pack.dogs[0], pack.rosters()[0]
+    monkeypatch.setattr(dog, "_lock", InterruptedLock(dog._lock, number))
+    with pytest.raises(KeyboardInterrupt):
+        dog.endpoint("127.0.0.2") if call == "endpoint" else pack.attach(0, roster)
+    until(lambda: dog.snapshot() == Snapshot(thread=True, worlds=(), listeners=1, connections=0))
+    dog.release_endpoint(pack.endpoints[0])
+    assert dog.snapshot() == NOTHING
+
+
 def test_a_wrong_token_is_not_let_in(group):
     pack = group()
     good, bad = pack.rosters(), pack.rosters(token=b"x" * 16)
