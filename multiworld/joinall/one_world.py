@@ -53,14 +53,13 @@ class WorldJoiner:
             world.state in {State.ACTIVE, State.JOINING} or (kept is not None and kept.world is world)
         ):
             return world.wait_active(plan.timeout), False
-        if world is not None:  # broken, without a `Rejoiner`
-            return self._try(plan, stopped, partial(_again, world)), False
-        if kept is not None:  # closed, perhaps while it was joined again
+        if world is None and kept is not None:  # closed, perhaps while it was joined again
             kept.wait_idle(plan.timeout)
-        joined = self._try(plan, stopped, _first)
-        if again and plan.state is None:  # a state is sent while the program stands still
+        join = _first if world is None else partial(_again, world)  # that one broke, without a `Rejoiner`
+        joined = self._try(plan, stopped, join)
+        if again and joined._plan.state is None:  # noqa: SLF001  (a state is sent while the program stands still)
             self._kept[plan.name] = Rejoiner(joined, self._rejoin)
-        return joined, True
+        return joined, world is None
 
     def _rejoin(self, world: World, closed: Callable[[], bool]) -> None:
         """Join a world again that broke, at the launcher's present store."""

@@ -418,6 +418,11 @@ def test_a_world_that_was_closed_is_joined_anew(cast, launch):
     assert ask(one, "state", name="left").state == "broken"
     tell(one, "join", names=["left"])
     assert {member.expect("join").error for member in (one, two)} == {None}
+    # What `join_all` has brought back it keeps from then on.
+    two.kill()
+    two = cast.start(worker, 1, control=launcher.server.path, attempt=2)
+    back = ask(two, "join", names=["left"]).worlds["left"][2]
+    assert ask(one, "wait", name="left").generation == back
 
 
 def test_a_world_that_broke_goes_on_with_the_state_that_is_given(cast, launch):
