@@ -81,21 +81,30 @@ class Reservation:
         registry: of the process.
         name: of the world.
         rank: that is asked for.
-        given_up: whether the join is undone, or its world closed where it came about already.
+        given_up: whether the join is undone.
+        withdrawn: whether its world is closed where it came about already: what awaited the join was cancelled.
     """
 
     def __init__(
-        self, registry: Registry, name: str, rank: int, given_up: Callable[[], bool] | None = None
+        self,
+        registry: Registry,
+        name: str,
+        rank: int,
+        given_up: Callable[[], bool] | None = None,
+        withdrawn: Callable[[], bool] | None = None,
     ) -> None:
         self._registry = registry
         self._name = name
         self.rank = rank
         self.given_up = given_up or _never
+        self._withdrawn = withdrawn or _never
         self.world: RegisteredWorld | None = None
         self.generation = 0
 
     def end(self) -> None:
         """Give the name back, to `world` if the join made it; harmless where it was never reserved."""
+        if self.world is not None:  # a deadline, or the launcher's store, gives up no join that is over
+            self.given_up = self._withdrawn
         self._registry.settle(self._name, self.world, self.generation, self.rank, self)
 
 

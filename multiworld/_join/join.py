@@ -177,7 +177,7 @@ def join_planned(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
 
 async def join_planned_async(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
     """`join_planned`, awaitable, as `join_async`."""
-    return await _threaded(plan, lambda stopped: _join(plan, None, lambda: stopped() or cancelled()))
+    return await _threaded(plan, lambda stopped: _join(plan, None, lambda: stopped() or cancelled(), stopped))
 
 
 def rejoin(
@@ -210,7 +210,7 @@ async def rejoin_async(
 ) -> World:
     """See `World.rejoin_async`."""
     plan = _again(world, timeout, store)
-    return await _threaded(plan, lambda cancelled: _join(plan, world, cancelled))
+    return await _threaded(plan, lambda cancelled: _join(plan, world, cancelled, cancelled))
 
 
 def _again(
@@ -242,8 +242,16 @@ def _again(
     )
 
 
-def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
-    """Join, or join again; where ranks are assigned, without members that are lost meanwhile."""
+def _join(
+    plan: JoinPlan,
+    world: World | None,
+    cancelled: Callable[[], bool],
+    withdrawn: Callable[[], bool] | None = None,
+) -> World:
+    """Join, or join again; where ranks are assigned, without members that are lost meanwhile.
+
+    `withdrawn` says, also after the join, whether what awaited it was cancelled: its world is closed then.
+    """
     from_environment()
     if settings.environment("M8D_CONTROL"):
         from multiworld.launched import reports  # only workers of a launcher need it
@@ -256,7 +264,8 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     while registry.being_undone(plan.name) and not cancelled() and time.monotonic() < deadline:
         time.sleep(AGAIN)
     with contextlib.ExitStack() as lingering:
-        tries = _Tries(lingering, known=world is not None and world._plan.meets_at == plan.store)
+        known = world is not None and world._plan.meets_at == plan.store
+        tries = _Tries(lingering, withdrawn, known=known)
         if not plan.assigned:
             return _join_once(plan, world, cancelled, deadline, tries)
         return _join_assigned(plan, world, cancelled, deadline, tries)
@@ -268,6 +277,7 @@ class _Tries:
 
     Attributes:
         lingering: ends the watch over the members of generations that broke before, or meanwhile.
+        withdrawn: as of `_join`.
         gone: ids of processes that were lost in one of the tries.
         agreed: whether the last try failed after its members had agreed on a generation.
         known: whether this process has opened the store before, for this world or in one of the tries.
@@ -275,6 +285,7 @@ class _Tries:
     """
 
     lingering: contextlib.ExitStack
+    withdrawn: Callable[[], bool] | None = None
     gone: set[str] = field(default_factory=set)
     cut_off: set[str] = field(default_factory=set)
     agreed: bool = False
@@ -409,7 +420,7 @@ def _committed(
     machine: StateMachine,
 ) -> tuple[World, Generation]:
     """Join, or join again, until every member has committed."""
-    joined = Reservation(registry, plan.name, plan.rank, cancelled)
+    joined = Reservation(registry, plan.name, plan.rank, cancelled, tries.withdrawn)
     with contextlib.ExitStack() as kept:
         # First, and so done last: wherever an interrupt comes, the name is free then.
         kept.callback(joined.end)

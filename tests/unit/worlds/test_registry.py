@@ -49,14 +49,17 @@ def test_a_name_is_joined_once_at_a_time():
 
 def test_a_join_that_was_given_up_has_its_name_until_it_and_its_world_are_over():
     registry, world, given_up = Registry(), FakeWorld(), []
-    join, other = Reservation(registry, "w", 0, lambda: bool(given_up)), Reservation(registry, "w", 0)
+    join = Reservation(registry, "w", 0, lambda: bool(given_up), lambda: "by its awaiter" in given_up)
+    other = Reservation(registry, "w", 0)
     assert not registry.being_undone("w")
     registry.reserve("w", None, join)
     assert not registry.being_undone("w")
-    given_up.append(True)
+    given_up.append("out of time")
     assert registry.being_undone("w")
     join.world = world  # it came about nevertheless
     join.end()
+    assert not registry.being_undone("w"), "nothing closes it"
+    given_up.append("by its awaiter")
     assert registry.being_undone("w")
     world.state = State.CLOSED
     assert not registry.being_undone("w")
