@@ -128,6 +128,10 @@ class _Children:
         self._method = method
 
     def run(self) -> list[Any]:
+        with _exit_codes_kept():
+            return self._run()
+
+    def _run(self) -> list[Any]:
         try:
             with _ctrl_c_kept_back(self._method):
                 for worker in self._workers:
@@ -238,6 +242,29 @@ def _error(failures: list[FailedProcess]) -> LaunchError:
         )
     code = -signal.SIGINT if first.exit_code == INTERRUPTED else first.exit_code
     return ProcessExitedError(first.rank, first.local_rank, first.pid, code, began=first.began, also=also)
+
+
+@contextlib.contextmanager
+def _exit_codes_kept() -> Iterator[None]:
+    """Have the kernel keep the processes' exit codes, which it drops where SIGCHLD is ignored.
+
+    Raises:
+        LaunchError: it is, and another thread than the main one, which alone may change that, launches.
+    """
+    if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise LaunchError(
+            "Processes are started in a thread while SIGCHLD is ignored",
+            rule="The kernel drops their exit codes then, and only the main thread can change that",
+            next_step="Call signal.signal(signal.SIGCHLD, signal.SIG_DFL) in the main thread first",
+        )
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

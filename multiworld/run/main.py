@@ -14,7 +14,7 @@ from multiworld import __version__
 from multiworld.cli.console import UnreadError, complain, say
 from multiworld.errors import MultiworldError
 from multiworld.run.errors import WRONG
-from multiworld.run.signals import interrupts_at_once
+from multiworld.run.signals import interrupts_at_once, keep_exit_codes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +68,7 @@ def _run(words: list[str]) -> int:
             "m8d-run is built on. Install torch 2.4 or newer, and see docs/install.md."
         )
         return NO_TORCH
+    keep_exit_codes()
     try:
         return launch(parse(words), sys.stderr)
     except MultiworldError as error:  # an argument, or a variable M8D_* that is wrong

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
-__all__ = ["REPEATS", "Arrivals", "Wake", "interrupts_at_once", "is_another", "numbers", "repeats_ignored"]
+__all__ = [
+    "REPEATS",
+    "Arrivals",
+    "Wake",
+    "interrupts_at_once",
+    "is_another",
+    "keep_exit_codes",
+    "numbers",
+    "repeats_ignored",
+]
 
 REPEATS = 1.0
 """Seconds in which a signal that comes again is the same one.
@@ -55,6 +64,15 @@ def interrupts_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def keep_exit_codes() -> None:
+    """Have the kernel keep ended processes' exit codes: it drops them where SIGCHLD is ignored.
+
+    Perl daemons and some supervisors ignore it, and hand that on to what they start.
+    """
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @contextmanager

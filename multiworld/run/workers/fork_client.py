@@ -61,7 +61,7 @@ class ForkedProcess:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # the kernel reaps where SIGCHLD is ignored: Popen says 0 then, too
+            except ChildProcessError:  # reaped already, by another part: Popen says 0 then, too
                 pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -290,6 +291,24 @@ def test_a_process_that_just_ends(method, how, tmp_path):
     assert (caught.value.rank, caught.value.exit_code, caught.value.began) == (1, how, True)
     assert caught.value.signal_name == (signal.Signals(-how).name if how < 0 else "")
     assert gone(int((tmp_path / "0").read_text()))
+
+
+@pytest.fixture
+def ignored():
+    """SIGCHLD is ignored, as what a Perl daemon starts has it."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("ignored")
+def test_where_sigchld_is_ignored(tmp_path):
+    with pytest.raises(ProcessExitedError) as caught:
+        launch_subprocesses(end_rank_1, two(grace=0.5), None, 0, str(tmp_path), 3)
+    assert (caught.value.rank, caught.value.exit_code) == (1, 3)
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    with ThreadPoolExecutor(1) as threads, pytest.raises(LaunchError, match="while SIGCHLD is ignored"):
+        threads.submit(launch_subprocesses, end_rank_1, two(), None, 0, str(tmp_path), 0).result(PATIENCE)
 
 
 def test_sys_exit_0_is_a_good_end_without_a_result(tmp_path):

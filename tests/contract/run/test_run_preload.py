@@ -385,18 +385,18 @@ def test_options_that_exclude_it(tmp_path, options):
         assert "Traceback" not in run.text()
 
 
-def test_where_the_kernel_reaps(tmp_path, slow):
-    """A service that ignores SIGCHLD hands that on: exit codes are lost, as they are for other workers."""
+def test_exit_codes_where_sigchld_was_ignored(tmp_path, slow):
+    """A service that ignores SIGCHLD hands that on, and the kernel drops the exit codes of its children."""
     command = [
         sys.executable, "-c",
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])",
-        sys.executable, "-m", "multiworld.run", *two("--preload", slow), "{script}",
+        sys.executable, "-m", "multiworld.run", *two("--preload", slow, "--max-restarts", "0"), "{script}",
     ]  # fmt: skip
-    with runkit.launched(tmp_path, TELLS, command=command) as run:
+    with runkit.launched(tmp_path, TELLS + "sys.exit(75)\n", command=command) as run:
         told = run.wait_told("up", 2)
         assert {each.parent for each in told} == {run.pid}
         run.say()
-        assert run.ended() == 0
+        assert run.ended() == 75
         assert run.leftovers() == []
 
 
