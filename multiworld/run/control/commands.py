@@ -113,8 +113,8 @@ def find_run(run: str) -> tuple[Path | None, int, str]:
     """Return the socket of a run's launcher; without one, an exit code and why.
 
     Args:
-        run: its id, the name of its launcher's folder (``job7-4711``), that launcher's pid, or how the id
-            begins; "": the only one.
+        run: its id, the name of its launcher's folder (``job7-3f0c9a5e-4711``), that launcher's pid, or how
+            the id begins; "": the only one.
     """
     answers = ask_all(sockets(), _FINDING)
     ids = {each.path: str(each.snapshot.get("run_id")) for each in answers if each.snapshot is not None}

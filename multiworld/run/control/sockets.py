@@ -11,6 +11,7 @@ import socket
 import stat
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 from multiworld import settings
@@ -28,6 +29,7 @@ LONGEST = 107
 _LINGER = Path("/var/lib/systemd/linger")
 """Has a file for each user whose processes outlive their sessions, by systemd's design."""
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _YOUNG = 60.0
 """Seconds for which a folder without a socket may belong to a launcher that is starting, or ending."""
 _ASKING = 1.0
@@ -53,7 +55,7 @@ def choose(run_id: str) -> str:
     Raises:
         RunError: this user has no folder for sockets.
     """
-    name = f"{re.sub(r'[^A-Za-z0-9_-]', '-', run_id)[:20] or 'run'}-{os.getpid()}"
+    name = f"{re.sub(r'[^A-Za-z0-9_-]', '-', run_id)[:20] or 'run'}{_host()}{os.getpid()}"
     for root in roots():
         if not _own(root):
             continue
@@ -77,9 +79,9 @@ def sockets() -> list[Path]:
 
 
 def sweep(root: Path) -> None:
-    """Remove sockets, keys and folders of dead launchers in `root`."""
+    """Remove sockets, keys and folders of this host's dead launchers in `root`."""
     with contextlib.suppress(OSError):  # another launcher may be removing them as well
-        for folder in list(root.iterdir()):
+        for folder in list(root.glob(f"*{_host()}*")):
             path = folder / SOCKET
             if path.exists():
                 dead = not answers(path)
@@ -102,6 +104,17 @@ def answers(path: Path) -> bool:
         except OSError:  # a full queue, or no permission: it may be in use
             return True
     return True
+
+
+def _host() -> str:
+    """The part of a folder's name that tells this host's launchers from those of hosts that share the root.
+
+    A socket of another host's launcher cannot be connected to here, as that of a dead one.
+    """
+    try:
+        return f"-{_BOOT.read_text()[:8]}-"
+    except OSError:
+        return f"-{zlib.crc32(socket.gethostname().encode()):08x}-"
 
 
 def _ends_at_logout(runtime: Path) -> bool:

@@ -616,7 +616,7 @@ def short():
 def test_the_folder_of_a_launcher(short, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     path = Path(folders.choose("a run/with: odd characters, and a long name"))
-    assert path == short / "m8d-run" / f"a-run-with--odd-char-{os.getpid()}" / "control.sock"
+    assert path == short / "m8d-run" / f"a-run-with--odd-char{folders._host()}{os.getpid()}" / "control.sock"
     assert stat.S_IMODE((short / "m8d-run").stat().st_mode) == 0o700
     assert not path.parent.exists()
     server = ControlServer(str(path), None, EventBus(), dict, store=str)
@@ -628,14 +628,15 @@ def test_the_folder_of_a_launcher(short, monkeypatch):
     assert path.exists()
     server.close()
     assert [each for each in folders.sockets() if each.is_relative_to(short)] == []
-    assert Path(folders.choose("")).parent.name == f"run-{os.getpid()}"
+    assert Path(folders.choose("")).parent.name == f"run{folders._host()}{os.getpid()}"
 
 
 def test_what_dead_launchers_left_is_swept(short, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     root = Path(folders.choose("x")).parent.parent
+    host = folders._host()
     dead, alive, old, young, foreign = (
-        root / name for name in ("dead-1", "alive-2", "old-3", "young-4", "more-5")
+        root / name.replace("-", host) for name in ("dead-1", "alive-2", "old-3", "young-4", "more-5")
     )
     for folder in (dead, alive, old, young, foreign):
         folder.mkdir(mode=0o700)
@@ -649,7 +650,26 @@ def test_what_dead_launchers_left_is_swept(short, monkeypatch):
         living.bind(str(alive / folders.SOCKET))
         living.listen()
         folders.choose("x")
-    assert sorted(each.name for each in root.iterdir()) == ["alive-2", "more-5", "young-4"]
+    names = sorted(each.name.replace(host, "-") for each in root.iterdir())
+    assert names == ["alive-2", "more-5", "young-4"]
+
+
+def test_launchers_of_other_hosts_are_not_swept(short, monkeypatch):
+    """Hosts share a folder for temporary files; a socket of another kernel refuses, as a dead launcher's."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    boot, found = short / "boot_id", []
+    monkeypatch.setattr(folders, "_BOOT", boot)
+    for host in ("3f0c9a5e-5d57-4a3d-8c5b-1b1f6a8f2d11\n", "a1b2c3d4-5d57-4a3d-8c5b-1b1f6a8f2d11\n", None):
+        boot.unlink(missing_ok=True)
+        if host is not None:
+            boot.write_text(host)
+        found.append(Path(folders.choose("x")))
+        found[-1].parent.mkdir(mode=0o700)
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(found[-1]))
+    assert all(each.exists() for each in found)
+    folders.choose("x")
+    assert [each.exists() for each in found] == [True, True, False]
 
 
 def test_a_folder_that_others_can_enter_is_not_used(short, monkeypatch):
