@@ -150,7 +150,7 @@ def launch(options: Options, stream: TextIO) -> int:
     as_json = options.log_format == "json"
     event_log = EventLog(stream, "json" if as_json else "text", verbose=as_json or options.verbose)
     with closing(event_log), ExitStack() as faces:
-        faces.enter_context(event_log.with_handlers())
+        faces.enter_context(event_log.with_handlers(_events_handler(options)))
         screen = open_screen(state) if options.ui else None
         if screen is not None and options.torch.tee == "0" and options.torch.redirects == "0":
             options.torch.tee = "3"  # workers' output is shown above the view
@@ -205,6 +205,14 @@ def launch(options: Options, stream: TextIO) -> int:
         if end.report:
             event_log.say(end.report)
     return end.code
+
+
+def _events_handler(options: Options) -> list[logging.Handler]:
+    """Return torch's handler of events, which a logger has only from the first event on."""
+    try:
+        return [events.get_logging_handler(getattr(options.torch, "event_log_handler", "null"))]
+    except KeyError:  # `configure` says so
+        return []
 
 
 def _code_of(error: BaseException) -> int:

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import TextIO
 
     from multiworld.logs.writer import LineWriter
@@ -50,11 +50,17 @@ class WriterStream(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def handlers_to(fd: int, stream: Any) -> Iterator[None]:
-    """Lead logging's handlers that write to `fd` to `stream`: they hold the stream that was there before."""
+def handlers_to(fd: int, stream: Any, later: Iterable[logging.Handler] = ()) -> Iterator[None]:
+    """Lead logging's handlers that write to `fd` to `stream`: they hold the stream that was there before.
+
+    Args:
+        fd: descriptor.
+        stream: to write to instead.
+        later: handlers that no logger has yet.
+    """
     known = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
     loggers = [each for each in known if isinstance(each, logging.Logger)]
-    theirs = {each for logger in loggers for each in logger.handlers}
+    theirs = {each for logger in loggers for each in logger.handlers}.union(later)
     writing = {each for each in theirs if _fileno(getattr(each, "stream", None)) == fd}
     turned = [(each, each.setStream(stream)) for each in writing if isinstance(each, logging.StreamHandler)]
     # Those of torch 2.15 are of another kind, and look for standard error at each line.

@@ -39,7 +39,7 @@ from multiworld.run.view.log_filter import LogFilter
 from multiworld.run.view.messages import ending, level_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Literal, TextIO
 
     from multiworld.run.events import RunEvent
@@ -112,17 +112,20 @@ class EventLog:
             self._writer.put(text + "\n")
 
     @contextlib.contextmanager
-    def with_handlers(self) -> Iterator[None]:
+    def with_handlers(self, later: Iterable[logging.Handler] = ()) -> Iterator[None]:
         """Lead logging's handlers that write to the same descriptor here: they hold up no caller either.
 
         torch's agent logs in the launcher's main thread, before it ends the workers for instance.
+
+        Args:
+            later: handlers that no logger has yet.
         """
         try:
             fd = self._stream.fileno()
         except (AttributeError, OSError, ValueError):  # standard error is closed, or it is no file
             yield
             return
-        with handlers_to(fd, WriterStream(self._writer, self._stream)):
+        with handlers_to(fd, WriterStream(self._writer, self._stream), later):
             yield
 
     def close(self) -> None:

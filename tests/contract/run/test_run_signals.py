@@ -494,8 +494,15 @@ def test_a_launcher_that_waits_for_other_nodes_can_be_ended(tmp_path, name, code
         assert run.told() == []
 
 
-def test_a_log_that_is_not_read_keeps_no_signal_from_the_workers(tmp_path):
+@pytest.mark.parametrize("handler", ["null", "console"])
+def test_a_log_that_is_not_read_keeps_no_signal_from_the_workers(tmp_path, handler):
     """torch's agent logs that a signal came before it ends the workers, and a failed run has a report."""
+    options = ["--standalone"]
+    if handler != "null":
+        api = pytest.importorskip("torch.distributed.launcher.api")
+        if not hasattr(api.LaunchConfig(1, 1, 1), "event_log_handler"):
+            pytest.skip("this torch has no --event-log-handler")
+        options += ["--event-log-handler", handler]
     script = tmp_path / "train.py"
     script.write_text(
         "import signal, sys, time\n"
@@ -508,7 +515,7 @@ def test_a_log_that_is_not_read_keeps_no_signal_from_the_workers(tmp_path):
         while True:
             os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)
-    command = [sys.executable, "-m", "multiworld.run", "--standalone", str(script)]
+    command = [sys.executable, "-m", "multiworld.run", *options, str(script)]
     with os.fdopen(reader, "rb") as unread:
         with os.fdopen(writer, "wb") as err:
             process = subprocess.Popen(
