@@ -279,7 +279,8 @@ class LaunchedRun:
         """Whether these worlds are active, or all that this node's workers have not closed.
 
         A world that the worlds file has and no worker has begun to join is not, and neither is one of which a
-        worker failed. A node that waits for others is not ready; a spare one is.
+        worker failed. One that no worlds file has, and whose join failed, does not count. A node that waits
+        for others is not ready; a spare one is.
         """
         from multiworld.metrics.health import Health  # noqa: PLC0415  (only probes ask)
 
@@ -296,8 +297,7 @@ class LaunchedRun:
             worlds = [
                 each["name"]
                 for each in own["worlds"]
-                if any(of["state"] != "closed" for of in each["members"])
-                and states.get(each["name"]) != "closed"
+                if not all(_is_done(of) for of in each["members"]) and states.get(each["name"]) != "closed"
             ]
             bad += [f"{name}: not joined" for name in own.get("awaited", ())]
             if not own["nodes"]:
@@ -306,6 +306,12 @@ class LaunchedRun:
         if self._trouble:
             bad.append(self._trouble)
         return Health(not bad, "; ".join(bad) or "ok")
+
+
+def _is_done(member: dict[str, Any]) -> bool:
+    """Whether a worker has closed a world, or could not join one that no worlds file has."""
+    failed = member["state"] == "failed" and not member["generation"] and "place" not in member
+    return failed or member["state"] == "closed"
 
 
 class ThisProcess:

@@ -423,10 +423,15 @@ class RunState:
         for name in list(self._worlds):
             if len(self._worlds) <= _MOST_WORLDS // 2:
                 return
-            if all(each.state in OVER for each in self._worlds[name].values()):
+            reports = self._worlds[name].values()
+            if all(each.state in OVER or self._came_to_nothing(name, each) for each in reports):
                 del self._worlds[name]
                 self._notes.pop(name, None)
                 self._busy.pop(name, None)
+
+    def _came_to_nothing(self, name: str, report: _WorldReport) -> bool:
+        """Whether a worker's join failed that is not repeated: of a world that no worlds file has."""
+        return report.state == "failed" and not report.generation and name not in self._planned
 
 
 def _transfer(report: _WorldReport) -> dict[str, int]:

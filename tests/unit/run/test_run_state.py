@@ -201,14 +201,20 @@ def test_only_the_last_happenings_are_kept_each_on_one_line():
     assert all(each["text"].isprintable() and len(each["text"]) <= 500 for each in last)
 
 
-def test_worlds_without_end_do_not_fill_the_memory():
-    state = run_of(*begun(1))
-    for at in range(5000):
-        state.apply(h.WorldChanged(AT + 2, 1, f"batch-{at}", "active", 1))
-        state.apply(h.WorldChanged(AT + 2, 1, f"batch-{at}", "closed", 1))
+@pytest.mark.parametrize("course", [(("active", 1), ("closed", 1)), (("joining", 0), ("failed", 0))])
+def test_worlds_without_end_do_not_fill_the_memory(course):
+    state = RunState(planned={"planned": {1}})
+    told = [*begun(1), h.WorldChanged(AT + 2, 1, "again", "active", 1)]
+    told += [h.WorldChanged(AT + 2, 1, name, "failed", 0) for name in ("again", "planned")]
+    for each in told:
+        state.apply(each)
+    for at in range(600):
+        for said, generation in course:
+            state.apply(h.WorldChanged(AT + 2, 1, f"batch-{at}", said, generation))
     seen = state.snapshot()
     assert len(seen["worlds"]) <= 512
-    assert "w0" in {each["name"] for each in seen["worlds"]}  # what is in use stays
+    # What is in use stays, and what its workers want to be in.
+    assert {"w0", "again", "planned"} <= {each["name"] for each in seen["worlds"]}
 
 
 @given(told=st.lists(ANYTHING, max_size=60), at=st.floats(0, 2e9))

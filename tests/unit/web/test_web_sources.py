@@ -170,6 +170,17 @@ def test_a_node_is_not_ready_before_its_workers_have_joined_what_is_planned(run,
     assert run.ready(()).ok, "a worker that has ended joins nothing any more"
 
 
+def test_a_join_that_failed_counts_where_the_world_is_planned_or_was_joined_before(run, launcher):
+    state = RunState(places={("w9", 1): 0})
+    for each in begun(2):
+        state.apply(each)
+    for name, generation in (("req", 0), ("w0", 1), ("w9", 0)):
+        state.apply(events.WorldChanged(AT + 2, 1, name, "failed", generation, "no store"))
+    launcher.snapshot = state.snapshot()
+    assert run.ready(()).text == "w0: failed; w9: failed"
+    assert run.ready(["req"]).text == "req: failed"
+
+
 def test_a_world_of_other_nodes_that_breaks_leaves_this_one_ready(run, launcher):
     launcher.snapshot["peers"] = [{"node": "beta", "seat": 1, "state": "seated", "since": 1.0}]
     far = {"name": "far", "state": "broken", "generation": 1, "members": [], "note": ""}
