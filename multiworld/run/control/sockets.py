@@ -38,8 +38,11 @@ _ASKING = 1.0
 
 def roots() -> list[Path]:
     """The folders that may hold launchers' folders, the best one first; they need not exist."""
-    bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  (in it a folder that `_safe` has checked)
-    found = [Path(base) / f"m8d-run-{os.getuid()}" for base in bases]
+    bases = [base for name in ("TMPDIR", "TEMP", "TMP") if (base := settings.environment(name))]
+    bases.append("/tmp")  # noqa: S108  (in it a folder that `_safe` has checked)
+    with contextlib.suppress(OSError):  # no file can be written, as on a full disk
+        bases.append(tempfile.gettempdir())
+    found = [Path(base).absolute() / f"m8d-run-{os.getuid()}" for base in bases]
     runtime = settings.environment("XDG_RUNTIME_DIR")
     if runtime and runtime.startswith("/"):
         found.insert(len(found) if _ends_at_logout(Path(runtime)) else 0, Path(runtime) / "m8d-run")

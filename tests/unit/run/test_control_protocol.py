@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -678,7 +679,7 @@ def test_a_folder_that_others_can_enter_is_not_used(short, monkeypatch):
         folder.mkdir()
     (runtime / "m8d-run").chmod(0o755)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(tmp))
+    monkeypatch.setenv("TMPDIR", str(tmp))
     assert Path(folders.choose("x")).is_relative_to(tmp)
     (tmp / f"m8d-run-{os.getuid()}").rmdir()
     (tmp / f"m8d-run-{os.getuid()}").symlink_to(runtime)
@@ -700,7 +701,7 @@ def test_a_folder_that_others_can_enter_is_not_used(short, monkeypatch):
 def test_a_folder_that_goes_with_the_session_is_the_last_choice(short, monkeypatch, runtime, lingers, first):
     """A launcher under nohup outlives it; m8d-run status looks there all the same."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(short))
+    monkeypatch.setenv("TMPDIR", str(short))
     monkeypatch.setattr(folders, "_LINGER", short)
     if lingers:
         (short / pwd.getpwuid(os.getuid()).pw_name).touch()
@@ -709,11 +710,29 @@ def test_a_folder_that_goes_with_the_session_is_the_last_choice(short, monkeypat
     assert found.index(short / f"m8d-run-{os.getuid()}") == (1 if first else 0)
 
 
+def test_where_no_file_can_be_written(short, monkeypatch):
+    """On a full disk runs are found all the same, and a launcher that starts says what is wrong."""
+
+    def full():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(folders.tempfile, "gettempdir", full)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(short))
+    path = Path(folders.choose("x"))
+    path.parent.mkdir(mode=0o700)
+    path.touch()
+    assert path in folders.sockets()
+    monkeypatch.setattr(folders, "_own", lambda root: False)
+    with pytest.raises(RunError, match=f"no folder for the control socket: tried {short}"):
+        folders.choose("x")
+
+
 def test_a_path_that_is_too_long_for_a_socket(short, monkeypatch):
     deep = short / ("x" * 90)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(short))
+    monkeypatch.setenv("TMPDIR", str(short))
     assert Path(folders.choose("x")).is_relative_to(short / f"m8d-run-{os.getuid()}")
 
 
