@@ -305,6 +305,12 @@ class ControlServer:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client.sock)
         client.sock.close()
+        if client.rank is not None and self._reporters.get(client.rank) is client:
+            del self._reporters[client.rank]
+            # It was a program of the worker's that connected first, perhaps: the worker itself reports then.
+            others = [each for each in self._clients if each.rank == client.rank]
+            if others:
+                self._reporters[client.rank] = max(others, key=lambda each: (each.attempt, -each.since))
         if why and not self._closing:
             _log.warning("control socket: %s was cut off: %s", client, why)
 

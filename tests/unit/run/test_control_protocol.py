@@ -240,6 +240,22 @@ def test_reports_become_happenings(served, peer):
     assert served.seen[0].cause == ""
 
 
+def test_a_worker_is_heard_once_its_own_program_that_came_first_has_ended(served, peer):
+    """What a worker starts has its environment, and connects too where it imports multiworld."""
+    helper, former, worker = peer(), peer(), peer()
+    for each, attempt in ((helper, 1), (former, 0), (worker, 1)):
+        each.say({"hello": "worker", "rank": 2, "attempt": attempt})
+        each.hear()
+    worker.say({"world": "w1", "state": "joining"}, {"hello": "status"})
+    worker.hear()
+    assert served.seen == []
+    helper.close()
+    until(lambda: len(served.server._clients) == 2, "the news of its end")
+    worker.say({"world": "w1", "state": "active", "generation": 1})
+    until(lambda: served.seen, "the report")
+    assert served.states() == [(2, "w1", "active", 1)]
+
+
 @pytest.mark.parametrize("rank", [3, 10**6])
 def test_a_rank_that_the_file_does_not_have(served, peer, rank):
     worker = peer()
