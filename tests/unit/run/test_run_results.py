@@ -63,7 +63,8 @@ def test_a_launcher_that_comes_when_the_run_is_over_says_so(monkeypatch, backend
         raise RendezvousClosedError
 
     monkeypatch.setattr(launcher, "_run_agent", agent)
-    asked = SimpleNamespace(config=SimpleNamespace(run_id="train", rdzv_backend=backend))
+    config = SimpleNamespace(run_id="train", rdzv_backend=backend, nproc_per_node=1)
+    asked = SimpleNamespace(config=config)
     end = launcher._run_to_end(asked, None)
     assert (end.code, end.reason) == (
         1,
