@@ -1,7 +1,12 @@
-"""The forward pass of a DDP model of an elastic group, which binds it to the present generation."""
+"""The forward pass of a DDP model of an elastic group, which binds it to the present generation.
+
+The compiler traces nothing of this module (`routing/torch_compile.py`): where the whole model is compiled, a
+graph begins in its own forward pass.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Follower", "explained"]
 
 _c: Any = torch._C._distributed_c10d
+_disable: Any = torch.compiler.disable
 _here = threading.local()
 
 
@@ -53,7 +59,9 @@ class Follower:
         self._alike = 0  # the generation whose members all have rank 0's parameters
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        model = self.follow()
+        # Nor does it trace what that calls. Without a compiler, this would load it.
+        follow = _disable(self.follow) if "torch._dynamo" in sys.modules else self.follow
+        model = follow()
         try:
             return type(model).forward(model, *inputs, **kwargs)
         except RuntimeError as error:

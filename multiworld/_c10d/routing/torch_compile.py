@@ -29,7 +29,12 @@ __all__ = ["MODULES", "carry", "install"]
 
 _MARK = "_m8d_serial"
 
-_NOT_TRACED = ("multiworld._c10d.lane", "multiworld._core.lane", "multiworld._net.lane")
+_NOT_TRACED = (
+    "multiworld._c10d.lane",
+    "multiworld._core.lane",
+    "multiworld._net.lane",
+    "multiworld._c10d.elastic.ddp_follower",
+)
 
 
 def install(patches: Patches) -> None:
@@ -68,11 +73,14 @@ def carry(module: types.ModuleType, patches: Patches) -> None:
         )
     patches.set(place, name, make(vars(place)[name]))
     if module.__name__ == "torch._dynamo.convert_frame":
-        _leave_lanes_alone()
+        _leave_alone()
 
 
-def _leave_lanes_alone() -> None:
-    """Let the compiler trace no function of the lane: it could not, and sends are no part of a graph."""
+def _leave_alone() -> None:
+    """Let the compiler trace no function of the lane: it could not, and sends are no part of a graph.
+
+    Nor what binds an elastic DDP model to its generation.
+    """
     add: Any = getattr(sys.modules.get("torch._dynamo.trace_rules"), "add", None)
     if add is not None:
         for package in _NOT_TRACED:

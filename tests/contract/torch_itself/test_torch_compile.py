@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from kits.contract.routerkit import routed
 from kits.contract.worldkit import cast as casting
+from torch.nn.parallel import DistributedDataParallel
 
 import multiworld as mw
 from multiworld._c10d.routing import router
@@ -120,6 +121,40 @@ def compiled(me, size, backend):
 def test_compiled_once_and_right_in_every_world(cast, backend):
     for member in cast.all(compiled, 2, backend=backend):
         member.expect("end", LONG)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return torch.tanh(x * self.weight).sum()
+
+
+def follows(me, size):
+    """A compiled DDP model of the elastic group, in two generations."""
+    warnings.simplefilter("ignore")
+    import torch._dynamo.testing
+
+    counter = torch._dynamo.testing.CompileCounter()
+    w = mw.join("w", None, f"1:{size}", store=me.store, last_call=0, timeout=LONG)
+    net, eager = Net(), Net()
+    model = torch.compile(DistributedDataParallel(net, process_group=w.elastic_group), backend=counter)
+    for generation in (1, 2):
+        for step in (1.0, 2.0):
+            for each in (model, eager):
+                each.zero_grad()
+                each(torch.full((2,), generation * step)).backward()
+            assert torch.equal(net.weight.grad, eager.weight.grad)
+        assert counter.op_count >= 3, "the model's own forward pass is compiled"
+        w.close()
+        if generation == 1:
+            w.reform(LONG)
+
+
+def test_an_elastic_ddp_model_is_compiled_whole(cast):
+    assert [each.finish(LONG) for each in cast.all(follows, 1)] == [0]
 
 
 def sends(me, size):
