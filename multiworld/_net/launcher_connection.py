@@ -6,6 +6,7 @@ Worlds do not depend on the launcher: when it goes, the connection falls silent 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -163,7 +164,14 @@ class ControlClient:
         self._alive = True
         self._store = store
         self._thread = threading.Thread(target=self._run, daemon=True, name="m8d-control")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException as error:  # no thread is left for this process, or Ctrl-C
+            for each in (self._sock, self._awake, self._wake):
+                each.close()
+            if isinstance(error, RuntimeError):  # it lacks something, as without descriptors
+                raise OSError(errno.EAGAIN, f"no connection with the launcher: {error}") from error
+            raise
 
     def _connect(self, path: str, deadline: float) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from multiworld._generation.background_release import releaser
 from multiworld.errors import MultiworldError
 from multiworld.events import Event, State, WorldActive, bus
 from multiworld.logs.source import about, logger
@@ -35,8 +36,17 @@ class Retirement:
             return
         self._begun.set()
         bus.subscribe(self._heard)
-        # `World.leave` asks the store: not in the thread that hears the launcher.
-        threading.Thread(target=self._leave, daemon=True, name="m8d-retire").start()
+        # `World.leave` asks the store: not in the thread that hears the launcher, which says this once.
+        if (again := self._start()) is not None:
+            releaser.add(again, self._start)
+
+    def _start(self) -> float | None:
+        """Leave the worlds in a thread; return the seconds to the next try where the host has none left."""
+        try:
+            threading.Thread(target=self._leave, daemon=True, name="m8d-retire").start()
+        except RuntimeError:
+            return _LOOK_EVERY
+        return None
 
     def _heard(self, event: Event) -> None:
         if isinstance(event, WorldActive):

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from kits.meetkit import until
 
+from multiworld._generation.background_release import releaser
 from multiworld._net.launcher_connection import ControlClient
 from multiworld.events import State
 from multiworld.launched.retirement import Retirement
@@ -180,6 +181,25 @@ def test_worlds_of_a_range_are_left_in_each_generation(monkeypatch):
     retirement._news.set()
     until(lambda: left == ["range", "range"])
     found.clear()
+
+
+def test_a_worker_without_a_thread_retires_when_there_is_one(monkeypatch):
+    names, left, start = [], [], threading.Thread.start
+
+    def starting(thread):
+        names.append(thread.name)
+        if names == ["m8d-retire"]:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    retirement = Retirement()
+    monkeypatch.setattr(retirement, "_leave", lambda: left.append(True))
+    retirement.begin()
+    assert retirement.begun
+    until(lambda: left)
+    assert names.count("m8d-retire") == 2
+    assert releaser.stop(time.monotonic() + PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import tempfile
+import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -122,6 +125,25 @@ def test_a_join_connects_where_an_earlier_one_could_not(launcher, mine):
     mine.connect_if_launched()
     assert mine().client is client
     assert mine.subscribed == [mine().tell]
+
+
+def test_a_join_goes_on_without_a_thread_for_the_connection(launcher, mine, monkeypatch, caplog):
+    launcher.listen()
+    caplog.set_level(logging.INFO, "multiworld")
+
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        mine.connect_if_launched()
+    assert mine().client is None
+    assert "is not told of this process's worlds: " in caplog.text
+    assert "can't start new thread" in caplog.text
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    mine.connect_if_launched()
+    assert mine().client.alive
 
 
 def test_a_connection_that_has_ended_is_made_again(launcher, mine):
