@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -529,6 +530,7 @@ def test_a_log_that_is_not_read_keeps_no_signal_from_the_workers(tmp_path, handl
         with process:
             try:
                 assert process.stdout is not None
+                assert select.select([process.stdout], [], [], 60)[0], "its workers were not started"
                 assert process.stdout.readline() == "up\n"
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(60) == 128 + signal.SIGTERM
