@@ -154,25 +154,26 @@ class Publisher:
                 a larger version, which is always taken; rank 0 refuses the same one if it has published it.
 
         Raises:
-            ValueError: it is not.
+            ValueError: it is not, or this is closed: all ranks have taken part then.
             TypeError: it is no integer, as 1.5.
             StateError: a weight is no tensor, or none that is dense (a sparse or quantized one).
             BrokenWorldException: a rank that trains was lost while the shards were put together. Where rank 0
                 raises it, nothing was published.
         """
         version = operator.index(version)  # also numpy's, of which an engine could be told nothing
-        if self._closed.is_set():
-            raise ValueError(f"publisher {self.name!r} is closed. Make another one.")
-        # Rank 0 alone knows whether it failed the last time, so the others take part again, and it does, too.
-        again = version == self._shelf.last
+        # Rank 0 alone knows whether it failed last time, or was closed by a newer publisher. So the others
+        # take part in both, and it does, too.
+        closed, again = self._closed.is_set(), version == self._shelf.last
         if version < max(0, self._shelf.last):
             raise self._not_risen(version)
         with torch.no_grad():
-            if self._rank or again:
+            if self._rank or again or closed:
                 # Takes part in putting the shards together, and keeps none: a loop's variable would.
                 deque(gather(self._source), maxlen=0)
             else:
                 self._shelf.put(self._copied(version))
+        if closed:
+            raise ValueError(f"publisher {self.name!r} is closed. Make another one.")
         if self._rank:
             self._shelf.last = version
         elif again:

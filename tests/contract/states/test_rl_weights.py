@@ -421,8 +421,6 @@ def test_calls_that_no_publisher_takes(tmp_path):
     assert publisher.version is None
     assert publisher.wait(1, 0.1) == 0
     assert publisher.close()
-    with pytest.raises(ValueError, match="is closed"):
-        publisher.publish(1)
     with weights_of({"a": torch.ones(2)}, store) as publisher:
         publisher.publish(3)
         with pytest.raises(ValueError, match="version 3 after 3"):
@@ -435,6 +433,8 @@ def test_calls_that_no_publisher_takes(tmp_path):
         )
         with pytest.raises(TypeError, match="float"):
             publisher.publish(5.5)
+    with pytest.raises(ValueError, match="is closed"):
+        publisher.publish(6)
     with pytest.raises(TypeError, match="float"):
         weights.Publisher("w", {}, store, bucket_bytes=1e6)
     assert threads_ended() == []

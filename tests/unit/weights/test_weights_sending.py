@@ -328,6 +328,25 @@ def test_what_failed_on_rank_0_alone_is_published_again(monkeypatch):
         second.close()
 
 
+def test_rank_0_takes_part_where_a_newer_publisher_has_closed_it(monkeypatch):
+    """The others cannot know: they would wait for its shards until the timeout, and their world would break."""
+    asked = []
+
+    def source():
+        asked.append(first.version)
+        yield "a", torch.ones(2)
+
+    monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: listed())
+    monkeypatch.setattr(publisher.Publisher, "_start", lambda *_: None)
+    first = publisher.Publisher("w", source, "file:///nowhere")
+    first.publish(1)
+    assert first.close()
+    for version in (2, 2):
+        with pytest.raises(ValueError, match="'w' is closed"):
+            first.publish(version)
+    assert asked == [None, 1, 1]
+
+
 def test_a_number_whose_publish_was_interrupted_is_not_given_to_other_weights(monkeypatch):
     """Engines that have the first would stay ready with it."""
     monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: listed())
