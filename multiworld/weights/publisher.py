@@ -170,8 +170,8 @@ class Publisher:
             if self._rank or again or closed:
                 # Takes part in putting the shards together, and keeps none: a loop's variable would.
                 deque(gather(self._source), maxlen=0)
-            else:
-                self._shelf.put(self._copied(version))
+            elif not self._shelf.put(self._copied(version)):
+                again = True
         if closed:
             raise ValueError(f"publisher {self.name!r} is closed. Make another one.")
         if self._rank:

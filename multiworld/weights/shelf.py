@@ -103,11 +103,13 @@ class Shelf:
         with self.changed:
             return iter(self._spare.pop() if self._spare else [])
 
-    def put(self, version: Version) -> None:
-        """A version was published."""
+    def put(self, version: Version) -> bool:
+        """Publish a version; return False where one of its number or a larger one was while it was copied."""
         with self.changed:
+            if version.number <= self.last:
+                return False
             if self._stopped():
-                return
+                return True
             # At once: where Ctrl-C comes, no other weights are published with that number.
             before, self.newest, self.last = self.newest, version, version.number
             if before is not None and before.number not in self._sending:
@@ -118,6 +120,7 @@ class Shelf:
                 cut.cut.set()
                 self._free(cut)
             self.changed.notify_all()
+            return True
 
     def take(self, after: int, timeout: float, lost: Callable[[], bool]) -> Version | None:
         """Wait for a version above `after`, and hold it until `done`; None where none comes in time.

@@ -347,6 +347,29 @@ def test_rank_0_takes_part_where_a_newer_publisher_has_closed_it(monkeypatch):
     assert asked == [None, 1, 1]
 
 
+@pytest.mark.parametrize("other", [2, 3])
+def test_of_two_publishes_at_once_the_one_with_the_smaller_number_is_refused(monkeypatch, other):
+    """An engine would go back, and two engines have other weights of one number."""
+
+    def source():
+        value = float(mine._shelf.last)
+        if value == 1.0:
+            mine._shelf.put(shelf.Version("session", other, 100, [], ["of another thread"]))
+        yield "a", torch.full((2,), value)
+
+    monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: listed())
+    monkeypatch.setattr(publisher.Publisher, "_start", lambda *_: None)
+    mine = publisher.Publisher("w", source, "file:///nowhere")
+    try:
+        mine.publish(1)
+        with pytest.raises(ValueError, match=f"version 2 after {other}"):
+            mine.publish(2)
+        assert mine._shelf.newest.rooms == ["of another thread"]
+        mine.publish(4)
+    finally:
+        mine.close()
+
+
 def test_a_number_whose_publish_was_interrupted_is_not_given_to_other_weights(monkeypatch):
     """Engines that have the first would stay ready with it."""
     monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: listed())
