@@ -25,7 +25,7 @@ from multiworld.errors import (
 from multiworld.events import State
 from multiworld.logs.source import logger
 from multiworld.registry import registry
-from multiworld.weights import wire
+from multiworld.weights import one_end, wire
 from multiworld.weights.announcing import FUNCTION, Announcements, present
 from multiworld.weights.shelf import Shelf, Version
 from multiworld.weights.tensors import BUCKET, buckets, gather
@@ -81,7 +81,7 @@ class Publisher:
             While `publish` copies, there is one more: to wait until one is free would hold up the trainer.
 
     Raises:
-        InvalidJoinError: an argument breaks a rule.
+        InvalidJoinError: an argument breaks a rule, or this process has a `Subscriber` of that name.
         StoreBindError, StoreUnreachableError: the store cannot be served, or does not answer.
         TypeError: `bucket_bytes` or `versions` is no integer.
     """
@@ -121,6 +121,7 @@ class Publisher:
         self._worlds: dict[str, World] = {}
         self._threads: list[threading.Thread] = []
         if rank == 0:
+            one_end.begin(self)
             self._engines_list = self._open()
             try:
                 self._engines_list.claim(self._session)

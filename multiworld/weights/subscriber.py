@@ -16,7 +16,7 @@ from multiworld._join.join import join_planned
 from multiworld.errors import MultiworldError, StateError, StateTransferError
 from multiworld.logs.source import logger
 from multiworld.registry import registry
-from multiworld.weights import wire
+from multiworld.weights import one_end, wire
 from multiworld.weights.announcing import FUNCTION, Announcements, present
 from multiworld.weights.tensors import load, sizes, summed, whole
 
@@ -68,7 +68,7 @@ class Subscriber:
         error: why the connection was lost, or could not be made, last; None before that.
 
     Raises:
-        InvalidJoinError: an argument breaks a rule.
+        InvalidJoinError: an argument breaks a rule, or this process has a `Publisher` of that name.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class Subscriber:
         self._rooms: list[Tensor] = []
         self._sums: list[str] = []  # of what is in the rooms; "" where that is not whole
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"m8d-weights-{self.seat}")
+        one_end.begin(self)
         try:
             registry.close_at_end(self)
             self._thread.start()

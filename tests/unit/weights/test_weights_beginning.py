@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import multiworld as mw  # noqa: E402  (torch may be missing)
 from multiworld import weights  # noqa: E402
-from multiworld.weights import announcing, publisher, subscriber  # noqa: E402
+from multiworld.weights import announcing, one_end, publisher, subscriber  # noqa: E402
 
 WITHIN = 30.0
 """Seconds, of what comes at once."""
@@ -46,6 +48,30 @@ def test_a_newer_publisher_ends_the_one_that_was_not_closed(caplog):
     finally:
         for each in (first, other, second):
             assert each.close()
+
+
+def test_a_process_has_one_end_of_some_weights(monkeypatch):
+    """Its join of the world that it is in already would fail again and again, and the engine wait in vain."""
+    store = torch.distributed.HashStore()
+    for one, two in itertools.permutations([weights.Publisher, weights.Subscriber]):
+        first = one("w", {}, store)
+        other = two("another", {}, store)
+        try:
+            with pytest.raises(
+                mw.InvalidJoinError, match=f"a {two.__name__} of weights 'w' beside their {one.__name__}"
+            ):
+                two("w", {}, store)
+            if two is weights.Publisher:
+                two("w", {}, store, rank=1).close()  # it joins no engine's world
+            with monkeypatch.context() as patch:
+                patch.setattr(one_end, "os", SimpleNamespace(getpid=lambda: -1))  # in a forked child
+                in_the_child = two.__new__(two)
+                in_the_child.name = "w"
+                one_end.begin(in_the_child)
+        finally:
+            assert first.close()
+            assert other.close()
+        assert two("w", {}, store).close()
 
 
 @pytest.mark.parametrize("end", [weights.Publisher, weights.Subscriber])
@@ -98,6 +124,7 @@ def test_trainer_and_engine_ask_again_where_a_store_is_that_moves(monkeypatch):
 
     monkeypatch.setattr(announcing, "open_in_time", open_in_time)
     monkeypatch.setattr(publisher, "AGAIN", 0.01)
+    monkeypatch.setattr(one_end, "begin", lambda _end: None)  # as in two processes
     for end in (publisher, subscriber):
         monkeypatch.setattr(end, "join_planned", join_planned)
     ends = [weights.Publisher("w", {}, lambda: present[0])]
