@@ -123,7 +123,7 @@ class Generation:
             roster,
             resources.attachment,
             resources.busy,
-            frozenset() if resources.lane is None else resources.lane.readable,
+            {} if resources.lane is None else resources.lane.readable,
             bytes if c10d.traffic is None else recorded,
         )
         c10d.operations = LoggedCalls(self.operations.log, c10d)

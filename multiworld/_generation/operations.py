@@ -56,7 +56,7 @@ class GenerationOperations:
         roster: of the generation.
         attachment: the generation's place in the watchdog.
         busy: the members that run and do not answer.
-        readable: ranks of the members whose memory this process may read.
+        readable: by rank, the pids of members whose memory this process may read, as the kernel names them.
         flight: returns torch's record of this process's operations, empty: it has none.
 
     Attributes:
@@ -69,7 +69,7 @@ class GenerationOperations:
         roster: Roster,
         attachment: Attachment,
         busy: BusyMembers,
-        readable: frozenset[int],
+        readable: Mapping[int, int],
         flight: Callable[[], bytes],
     ) -> None:
         self.log = OperationLog(roster.rank, roster.size)
@@ -131,7 +131,8 @@ class GenerationOperations:
 
     def stack_from_outside(self, rank: int) -> str:
         """Return the stacks of a member that does not answer; "" where they cannot be read from here."""
-        return foreign_stack(self._roster.members[rank].pid) if rank in self._readable else ""
+        pid = self._readable.get(rank)  # not the one that the member has told
+        return "" if pid is None else foreign_stack(pid)
 
     def report_later(self, breakage: Breakage) -> None:
         """The generation broke: write a report of it, in another thread, where ``M8D_REPORTS`` is set.

@@ -189,8 +189,12 @@ class StuckWatch:
                         continue
                     told.append(operation)
                     for rank in silent:
-                        # Once among all that wait: it takes a process.
-                        if rank in operation.missing and gen.rank == min(operation.waiting):
+                        # Once among all that wait, and for all their operations: it takes a process.
+                        if (
+                            rank in operation.missing
+                            and rank not in stacks
+                            and gen.rank == min(operation.waiting)
+                        ):
                             stacks[rank] = gen.operations.stack_from_outside(rank)
                     _tell(gen, operation, {rank: stack for rank, stack in stacks.items() if stack})
         except Exception:  # noqa: BLE001  (logged: a thread of a pool must not raise)

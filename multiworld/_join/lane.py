@@ -97,6 +97,7 @@ def connect(
 
     endpoint = Endpoint(met.connections, {rank: each.read for rank, each in met.readers.items()}, lost)
     endpoint.interrupted = interrupted
+    endpoint.readable = {rank: each.pid for rank, each in met.readers.items()}
     attachment.read_with(lambda rank: _read_aside(endpoint, rank, _nothing))
     return endpoint
 

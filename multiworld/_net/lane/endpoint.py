@@ -49,11 +49,6 @@ class Endpoint(Waiting):
             holds the lock. What waits for that member goes on waiting until `fail`.
     """
 
-    @property
-    def readable(self) -> frozenset[int]:
-        """Ranks of the members whose memory this process may read, as they have proved."""
-        return self._same_memory
-
     # -- blocking --------------------------------------------------------------------------------------------
 
     def send(

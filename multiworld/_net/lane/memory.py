@@ -91,10 +91,13 @@ class MemoryReader:
 
     Args:
         pid: of the process, which is identified now: by a pidfd, or by its start time without pidfds.
+
+    Attributes:
+        pid: as given.
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
         self._pidfd: int | None = None
         self._started: int | None = None
         try:
@@ -109,7 +112,7 @@ class MemoryReader:
     def lives(self) -> bool:
         """Whether the process has not ended; a process that got its pid later is another one."""
         if self._pidfd is None:
-            return self._started is not None and procfs.start_time(self._pid) == self._started
+            return self._started is not None and procfs.start_time(self.pid) == self._started
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)  # readable once the process has ended
         return not poll.poll(0)
@@ -145,10 +148,10 @@ class MemoryReader:
                 here.append(_Range(copied.address, 2))
                 there += [_Range(address + size - 1, 1)] * 2
             # Fewer bytes than a piece are read where the rest is not mapped: the next call then fails.
-            count = _readv(self._pid, _array(here), len(here), _array(there), len(there), 0)
+            count = _readv(self.pid, _array(here), len(here), _array(there), len(there), 0)
             if count <= 0:
                 reason = os.strerror(ctypes.get_errno())
-                _log.debug("the memory of process %d cannot be read: %s", self._pid, reason)
+                _log.debug("the memory of process %d cannot be read: %s", self.pid, reason)
                 return False
             done += count
         # If the process ended meanwhile, its pid may have been another's for a part of the bytes.

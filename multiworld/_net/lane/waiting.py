@@ -45,7 +45,12 @@ class LateError(TimeoutError):
 
 
 class Waiting:
-    """Waiting for the operations of an endpoint; see `Endpoint`, which makes them."""
+    """Waiting for the operations of an endpoint; see `Endpoint`, which makes them.
+
+    Attributes:
+        readable: by rank, the processes of members whose memory this one may read, as they have proved: their
+            pids as the kernel names them.
+    """
 
     left_alone: Callable[[Any, Send], None] | None = None
     """Called with the endpoint and a send under way that no caller waits for: another thread has to go on.
@@ -62,6 +67,7 @@ class Waiting:
         readers: Mapping[int, Reader] | None = None,
         lost: Callable[[int, Exception], None] | None = None,
     ) -> None:
+        self.readable: Mapping[int, int] = {}
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._net = Connections(connections, tuple(readers or ()), lost)

@@ -99,7 +99,7 @@ def test_a_generation_that_ends_leaves_its_numbers_behind(monkeypatch):
     monkeypatch.setattr(operations, "process_totals", kept)
     member = Member(0, "0" * 32, Endpoint("127.0.0.1", 1), 1, "host")
     made = operations.GenerationOperations(
-        Roster("w", 1, 0, (member,), b"t" * 16, 5.0), Attachment(), None, frozenset(), bytes
+        Roster("w", 1, 0, (member,), b"t" * 16, 5.0), Attachment(), None, {}, bytes
     )
     made.totals.message("send", 0, 10)
     assert kept.sums()[0] == {"w": sends(1)}

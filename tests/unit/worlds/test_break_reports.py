@@ -162,7 +162,7 @@ class Attached:
 def test_a_member_that_leaves_in_good_order_is_no_reason_for_a_report(tmp_path, monkeypatch, cause):
     monkeypatch.setattr(operations.ending, "run", lambda job: job())
     busy = BusyMembers("w", 2, 0)
-    made = operations.GenerationOperations(roster(0), Attached(), busy, frozenset(), bytes)
+    made = operations.GenerationOperations(roster(0), Attached(), busy, {}, bytes)
     breakage = Breakage(cause, (2,), "it ended", time.monotonic())
     made.report_later(breakage)
     assert not list(tmp_path.iterdir()), "no folder is named"
@@ -171,11 +171,18 @@ def test_a_member_that_leaves_in_good_order_is_no_reason_for_a_report(tmp_path, 
     assert len(list(tmp_path.iterdir())) == (cause is not Cause.LEFT)
 
 
+def test_the_process_that_the_kernel_names_is_looked_at_from_outside(monkeypatch):
+    """A member may have told any pid."""
+    monkeypatch.setattr(operations, "foreign_stack", lambda pid: f"of {pid}")
+    made = operations.GenerationOperations(roster(0), Attached(), BusyMembers("w", 2, 0), {2: 77}, bytes)
+    assert [made.stack_from_outside(rank) for rank in (1, 2)] == ["", "of 77"]
+
+
 def test_what_torch_recorded_is_beside_the_report(tmp_path, monkeypatch):
     monkeypatch.setattr(operations.ending, "run", lambda job: job())
     monkeypatch.setenv("M8D_REPORTS", str(tmp_path))
     busy = BusyMembers("w", 2, 0)
-    made = operations.GenerationOperations(roster(0), Attached(), busy, frozenset(), lambda: b"recorded")
+    made = operations.GenerationOperations(roster(0), Attached(), busy, {}, lambda: b"recorded")
     made.report_later(Breakage(Cause.CRASHED, (2,), "it ended", time.monotonic()))
     record, report = sorted(tmp_path.iterdir())
     assert record.read_bytes() == b"recorded"

@@ -98,6 +98,23 @@ def test_receives_that_take_all_threads_do_not_keep_it_from_telling(watch, heard
     holds(lambda: watch._thread is None)
 
 
+def test_a_member_that_does_not_answer_is_looked_at_once_for_all_operations(watch, heard):
+    gen, looked = Generation(), []
+    gen.reports = gen.operations.reports = lambda timeout, *, deep: {
+        0: gen.log.report(time.monotonic()),
+        1: None,
+    }
+    gen.operations.stack_from_outside = lambda rank: looked.append(rank) or "its stack"
+    gen.calls("all_reduce")
+    gen.calls("broadcast")
+    watch.add(gen)
+    told = [heard.get(timeout=PATIENCE).operation for _ in range(2)]
+    assert [each.kind for each in told] == ["all_reduce", "broadcast"]
+    assert looked == [1]
+    watch.remove(gen)
+    holds(lambda: watch._thread is None)
+
+
 class Racing(dict):
     """Places of which the last one is removed after the watch has seen that there are some."""
 
