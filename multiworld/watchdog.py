@@ -538,8 +538,9 @@ class Watchdog:
                 if helper is not None and others:
                     self._helper_at = min(self._helper_at, self._clock() + _HELPER_AFTER)
             if helper is not None and self._helper_at <= now:
-                self._helper_at = math.inf
                 helper.start()
+                # Again where it has died since, and where its queue was full.
+                self._helper_at = now + (_HELPER_AFTER if helper.behind else _LONGEST_WAIT)
             while self._done:
                 self._done.popleft().set()
 

@@ -143,6 +143,23 @@ def test_it_answers_where_the_watchdog_listens(helper, asker, family, host):
     assert said(asker, endpoint) in {Activity.SLEEPS, Activity.RUNS}  # this thread looks all the time
 
 
+def test_it_is_told_of_more_worlds_than_its_queue_has_room_for(helper, asker):
+    endpoint, tokens = free(), [os.urandom(16) for _ in range(2000)]
+    helper.listen(endpoint)
+    for token in tokens[:-1]:
+        helper.vouch(token)
+    assert helper.start()
+    os.kill(helper.pid, signal.SIGSTOP)
+    helper.vouch(tokens[-1])
+    for token in tokens[:-1]:
+        helper.forget(token)
+    assert helper.behind
+    os.kill(helper.pid, signal.SIGCONT)
+    until(lambda: helper.start() and not helper.behind)
+    assert said(asker, endpoint, tokens[-1]) in {Activity.SLEEPS, Activity.RUNS}
+    assert said(asker, endpoint, tokens[-2], timeout=0.3) is None
+
+
 def test_it_sees_that_its_process_computes_sleeps_and_is_stopped(asker):
     """In a process of its own, which says where it listens."""
     code = (

@@ -42,6 +42,8 @@ class Helper:
         self._lock = threading.Lock()
         self._twins: dict[tuple[str, int], socket.socket] = {}
         self._tokens: dict[bytes, int] = {}
+        # What its queue had no room for, in order, each with the socket that goes with it.
+        self._unsaid: dict[bytes, socket.socket | None] = {}
         self._line: socket.socket | None = None
         self._pid = 0
 
@@ -50,21 +52,26 @@ class Helper:
         """Of the program; 0 where it does not run."""
         return self._pid if self._line is not None else 0
 
+    @property
+    def behind(self) -> bool:
+        """Whether it has not been told all: call `start` again soon."""
+        return bool(self._unsaid)
+
     def listen(self, endpoint: Endpoint) -> None:
         """Answer at `endpoint`, by UDP, from the helper's start on, unless the UDP port is taken."""
         twin = _bind(endpoint)
         if twin is not None:
             with self._lock:
                 self._twins[endpoint.host, endpoint.port] = twin
-                self._hand_over(twin)
+                self._say(b"u" + _place(twin), b"x" + _place(twin), twin)
 
     def unlisten(self, endpoint: Endpoint) -> None:
         """Stop answering at `endpoint`."""
         with self._lock:
             twin = self._twins.pop((endpoint.host, endpoint.port), None)
             if twin is not None:
-                host, port = twin.getsockname()[:2]
-                self._say(b"x" + f"{host} {port}".encode())
+                place = _place(twin)
+                self._say(b"x" + place, b"u" + place)
                 twin.close()
 
     def vouch(self, token: bytes) -> None:
@@ -72,7 +79,7 @@ class Helper:
         with self._lock:
             self._tokens[token] = self._tokens.get(token, 0) + 1
             if self._tokens[token] == 1:
-                self._say(b"+" + token)
+                self._say(b"+" + token, b"-" + token)
 
     def forget(self, token: bytes) -> None:
         """Undo one `vouch`."""
@@ -81,13 +88,14 @@ class Helper:
             if left > 0:
                 self._tokens[token] = left
             elif left == 0:
-                self._say(b"-" + token)
+                self._say(b"-" + token, b"+" + token)
 
     def start(self) -> bool:
-        """Start the helper, if it does not run; False where that fails."""
+        """Start the helper, if it does not run, and tell it what it was not told; False where that fails."""
         with self._lock:
             if self._line is not None:
                 if not _has_ended(self._pid):
+                    self._go_on()
                     return True
                 self._line.close()
                 self._line = None
@@ -106,10 +114,9 @@ class Helper:
                 theirs.close()
             ours.setblocking(False)
             self._line = ours
-            for twin in self._twins.values():
-                self._hand_over(twin)
-            for token in self._tokens:
-                self._say(b"+" + token)
+            self._unsaid = {b"u" + _place(twin): twin for twin in self._twins.values()}
+            self._unsaid.update({b"+" + token: None for token in self._tokens})
+            self._go_on()
             return True
 
     def close(self) -> None:
@@ -120,6 +127,7 @@ class Helper:
                 twin.close()
             self._twins.clear()
             self._tokens.clear()
+            self._unsaid.clear()
         if line is not None:
             line.close()
             _reap(self._pid)
@@ -129,15 +137,29 @@ class Helper:
         for each in (*self._twins.values(), *(() if self._line is None else (self._line,))):
             each.close()
 
-    def _hand_over(self, twin: socket.socket) -> None:
-        if self._line is not None:
-            with contextlib.suppress(OSError):  # it died, or its queue is full: then it does not answer
-                socket.send_fds(self._line, [b"u"], [twin.fileno()])
+    def _say(self, message: bytes, contrary: bytes, twin: socket.socket | None = None) -> None:
+        """Tell it, where it runs; `contrary` is what this undoes, which may be still to be said."""
+        if self._line is None:
+            return
+        if contrary in self._unsaid and twin is None:
+            del self._unsaid[contrary]
+        else:
+            self._unsaid[message] = twin
+        self._go_on()
 
-    def _say(self, message: bytes) -> None:
-        if self._line is not None:
-            with contextlib.suppress(OSError):  # it died, or its queue is full
-                self._line.send(message)
+    def _go_on(self) -> None:
+        while self._line is not None and self._unsaid:
+            message, twin = next(iter(self._unsaid.items()))
+            try:
+                if twin is None:
+                    self._line.send(message)
+                else:
+                    socket.send_fds(self._line, [b"u"], [twin.fileno()])
+            except OSError as error:
+                if isinstance(error, BlockingIOError):  # its queue is full
+                    return
+                # It died: the next one is told all.
+            del self._unsaid[message]
 
 
 @dataclass(frozen=True)
@@ -245,6 +267,11 @@ def _has_ended(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:  # another part of the program waits for all its children
         return True
+
+
+def _place(twin: socket.socket) -> bytes:
+    host, port = twin.getsockname()[:2]
+    return f"{host} {port}".encode()
 
 
 def _bind(endpoint: Endpoint) -> socket.socket | None:

@@ -7,6 +7,7 @@ import itertools
 import os
 import queue
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -235,6 +236,18 @@ def test_the_thread_sleeps_where_nothing_is_due(group, monkeypatch, busy):
     pack.join()
     waited.clear()
     until(lambda: sum(each > 0.1 for each in waited) >= 4)
+
+
+def test_a_helper_that_died_is_started_again(group, monkeypatch):
+    monkeypatch.setattr(watchdog, "_HELPER_AFTER", 0.0)
+    monkeypatch.setattr(watchdog, "_LONGEST_WAIT", 0.05)
+    pack = group()
+    pack.join()
+    helper = pack.dogs[0]._helper
+    until(lambda: helper.pid)
+    died = helper.pid
+    os.kill(died, signal.SIGKILL)
+    until(lambda: helper.pid not in {0, died})
 
 
 def broken(pack, attachments):
