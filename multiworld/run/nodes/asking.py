@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,8 @@ class Asking:
         if not lost:
             return set()
         if self._asked is None and now >= self.again:
-            self._asked = BlockingCall(partial(self._told, _ANSWER), name="m8d-nodes-lost")
+            with contextlib.suppress(RuntimeError):  # no thread is left: it is asked at the next turn
+                self._asked = BlockingCall(partial(self._told, _ANSWER), name="m8d-nodes-lost")
         if self._asked is None or not self._asked.wait(0.0):
             return set()
         asked, self._asked, self.again = self._asked, None, now + _EVERY

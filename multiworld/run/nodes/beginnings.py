@@ -13,6 +13,7 @@ before, where no world can begin any more.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -107,9 +108,17 @@ class Beginnings:
                         self._release(world)
             except OSError as error:
                 _log.warning("this node's store for worlds does not answer: %s", error)
-            if mine and self._held and self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="m8d-nodes-worlds", daemon=True)
-                self._thread.start()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to look, if worlds are held at the present store; again where no thread was left for it."""
+        with self._lock:
+            idle = self._thread is None and not self._closing.is_set()
+            if idle and self._held and self._membership is not None:
+                thread = threading.Thread(target=self._run, name="m8d-nodes-worlds", daemon=True)
+                with contextlib.suppress(RuntimeError):  # none is left still: it is called again
+                    thread.start()
+                    self._thread = thread
 
     def close(self) -> None:
         """Stop looking, soon; the store is closed by its owner."""

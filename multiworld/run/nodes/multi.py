@@ -300,6 +300,8 @@ class MultiNode(Nodes):
             self._judge_losses(time.monotonic())
         if self._standing.membership is not None:
             self._check_over(self._standing.membership)
+        self._links.begin()
+        self._beginnings.begin()
 
     def _check_over(self, membership: Membership) -> None:
         free = self._standing.over(membership, self._verdicts.losses.causes)

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -106,6 +107,7 @@ class PeerLinks:
         self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
         self._links: dict[tuple[str, int], _PeerLink] = {}
         self._left: set[str] = set()
+        self._unbegun: deque[Callable[[], None]] = deque()
 
     @property
     def me(self) -> str:
@@ -146,10 +148,11 @@ class PeerLinks:
                 if _ALIVE in link.attachments and not link.lost
             ]
         # One that is stopped must not take the others' time.
-        asked = [
-            BlockingCall(partial(each.ask, deep=False, deadline=deadline), name="m8d-nodes-ask")
-            for each in alive
-        ]
+        asked = []
+        with contextlib.suppress(RuntimeError):  # no thread is left: the rest counts as silent
+            for each in alive:
+                call = partial(each.ask, deep=False, deadline=deadline)
+                asked.append(BlockingCall(call, name="m8d-nodes-ask"))
         return [
             answer
             for call in asked
@@ -176,13 +179,15 @@ class PeerLinks:
         for link in gone:
             self._drop(link)
         if mine is not None:
-            for link in new:
-                threading.Thread(
-                    target=self._connect,
-                    args=(link, mine, membership.token),
-                    daemon=True,
-                    name="m8d-nodes-link",
-                ).start()
+            self._unbegun.extend(partial(self._connect, link, mine, membership.token) for link in new)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to connect where no thread was left to do it. From the thread of `update`."""
+        with contextlib.suppress(RuntimeError):  # none is left still: it is called again
+            while self._unbegun:
+                threading.Thread(target=self._unbegun[0], daemon=True, name="m8d-nodes-link").start()
+                self._unbegun.popleft()
 
     def done(self) -> None:
         """Tell the others that this node's workers have ended with 0."""

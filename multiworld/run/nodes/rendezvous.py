@@ -133,7 +133,9 @@ class BackgroundRendezvous:
     def give_up(self) -> None:
         """Stop for good, the store being gone; the handler is shut down, so that its heartbeats end."""
         self.stop()
-        threading.Thread(target=shut_down, args=(self._handler,), name="m8d-nodes-gone", daemon=True).start()
+        left = threading.Thread(target=shut_down, args=(self._handler,), name="m8d-nodes-gone", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread is left: the heartbeats go on, and reach nothing
+            left.start()
 
     def look(self) -> None:
         """Check soon for waiting nodes. Never blocks."""

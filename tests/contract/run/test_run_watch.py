@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import types
 from dataclasses import replace
@@ -89,14 +90,30 @@ def ends(nodes):
 @pytest.mark.parametrize("item", ["done", "turn"])
 def test_an_error_in_the_watch_ends_the_run(nodes, monkeypatch, item):
     def fails(*_):
-        raise RuntimeError("can't start new thread")
+        raise RuntimeError("what is not thought of")
 
     monkeypatch.setattr(*{"done": (PeerLinks, "done"), "turn": (MultiNode, "_poll_store")}[item], fails)
     nodes.done()
     event = ends(nodes)
     assert isinstance(event, Stop)
-    assert "can't start new thread" in event.reason
+    assert "what is not thought of" in event.reason
     assert event.alone
+
+
+def test_a_moment_without_threads_when_a_node_comes_is_waited_for(nodes, store, monkeypatch):
+    refused, begun, start = [1, 2], threading.Event(), threading.Thread.start
+
+    def starts(thread):
+        if thread.name == "m8d-nodes-link":
+            if refused:
+                raise RuntimeError(f"can't start new thread {refused.pop()}")
+            begun.set()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    apply(store, 1, "late")
+    assert begun.wait(60)
+    assert [each for each in nodes.poll() if isinstance(each, Stop)] == []
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from multiworld.cli.console import complain
 from multiworld.run.descriptors import check_limit
 from multiworld.run.errors import RunError, starting_workers, used_up
+from multiworld.run.nodes.asking import Asking
+from multiworld.run.nodes.beginnings import Beginnings
 from multiworld.run.nodes.rendezvous import shut_down
+from multiworld.run.nodes.slots import Membership, Node
 from multiworld.run.workers import process
 from multiworld.run.workers.process import WorkerProcess
 
@@ -41,6 +45,25 @@ def test_a_worker_is_retired_without_a_thread(monkeypatch):
 def test_a_rendezvous_is_left_without_a_thread(monkeypatch):
     monkeypatch.setattr("multiworld._net.blocking.threading.Thread", NoThread.__new__)
     assert not shut_down(SimpleNamespace(shutdown=lambda: True))
+
+
+def test_a_store_for_worlds_and_a_question_wait_for_a_thread(monkeypatch):
+    node = Node("a", "host", "127.0.0.1", 1, 1, 1, "", "tcp://a:1")
+    membership = Membership(2, "00", "a", (), (node,))
+    held = SimpleNamespace(address="tcp://a:1", hold=lambda *_: None, release=lambda _: None)
+    looked, asked = threading.Event(), threading.Event()
+    later = Beginnings(("w",), dict, lambda _: looked.set() or [])
+    asking = Asking(lambda _: asked.set() or [])
+    later.hold(held)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", NoThread.start)
+        later.follow(membership, "a")
+        assert asking.agreed(membership, "a", {"b"}, 0.0) == set()
+    later.begin()
+    assert looked.wait(60)
+    later.close()
+    asking.agreed(membership, "a", {"b"}, 0.0)
+    assert asked.wait(60)
 
 
 class Full:
