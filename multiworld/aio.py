@@ -320,7 +320,7 @@ class Aio:
         turn = self._turns.take(message(RECEIVE, src, 0, device))
         call = whole
         try:
-            if _over_lane(gen, coming.sizes):
+            if coming.over_lane(gen):
                 sender = await self._recv_in_turn(gen, turn, coming.sizes, src)
                 call = rest
         except BaseException:

@@ -80,7 +80,18 @@ class ObjectCollectives(Collectives):
             sender = here.recv(coming.sizes, src)
             return True
 
-        self._in_turn(message(RECEIVE, src, 0, device), lambda: here.recv(coming.room(), sender), first=sizes)
+        def data() -> None:
+            here.recv(coming.room(), sender)
+
+        def both() -> None:
+            sizes()
+            data()
+
+        ways = message(RECEIVE, src, 0, device)
+        if coming.over_lane(here._gen):  # noqa: SLF001  (of this module)
+            self._in_turn(ways, data, first=sizes)
+        else:  # Ctrl-C takes no receive of torch's back, and its group looks whose turn it is
+            self._in_turn(ways, both)
         coming.fill(sender, weights_only=weights_only)
         return sender
 
@@ -261,6 +272,10 @@ class ComingList:
         _require_list("object_list", object_list)
         self._list, self._device = object_list, device
         self.sizes = _numbers(len(object_list), device)
+
+    def over_lane(self, gen: Generation) -> bool:
+        """Whether the lane of `gen` carries it."""
+        return gen.lane is not None and gen.lane.takes(self.sizes)
 
     def room(self) -> Tensor:
         """Return what receives the second message, once the first has come."""

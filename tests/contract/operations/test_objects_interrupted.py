@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kits.contract.programkit import number, runs
-from kits.contract.waykit import world
+from kits.contract.waykit import without_lane, world
 
 import multiworld as mw
 
@@ -116,6 +116,28 @@ def taken_back(me, size):
 
 def test_a_list_of_which_nothing_has_come_is_for_the_next_receive(cast):
     carried_on(cast, taken_back)
+
+
+def received_without_a_lane(me, size):
+    """Rank 0 is interrupted in a receive of torch's, which goes on to its end, and has that list."""
+    without_lane()
+    with world(me, size) as w:
+        if me.rank == 1:
+            w.send_object_list(["first"], 0)
+            me.hear()
+            w.send_object_list(["lost"], 0)
+            w.send_object_list(["last"], 0)
+        else:
+            w.recv_object_list(found := [None], 1)
+            assert found == ["first"]
+            interrupted(lambda: w.recv_object_list([None], 1), until_pending(w, "recv"))
+            me.emit("interrupted")
+            w.recv_object_list(found, 1)
+            assert found == ["last"]
+
+
+def test_without_a_lane_a_list_is_received_to_its_end(cast):
+    carried_on(cast, received_without_a_lane)
 
 
 def both_send(me, size):
