@@ -42,16 +42,22 @@ def run(
         ways: of the operation.
         goes_on: whether the world is active.
         steps: run in another thread if this is the main one, in which alone Python calls signals' handlers.
-        first: a step before them that an exception takes back, and that returns True: the others follow then.
+        first: a step before them that waits for no turn, that an exception takes back, and that returns True:
+            the others follow then.
 
     Raises:
         RuntimeError: its turn cannot come while this thread waits.
     """
     if threading.current_thread() is not threading.main_thread():
-        turns.wait(ways, goes_on)
-        if first is not None:
-            first()
-        return steps()
+        turn = Turn(turns.taken, ways)
+        try:
+            turn.wait(goes_on)
+            with own_turn():
+                if first is not None:
+                    first()
+                return steps()
+        finally:
+            turn.over()
     job = _Job(Turn(turns.taken, ways), steps)
     try:
         job.turn.wait(goes_on)

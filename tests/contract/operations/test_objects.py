@@ -424,3 +424,30 @@ def taken_back(me, size):
 
 def test_a_cancelled_receive_of_a_list_takes_none_that_comes_later(cast):
     runs(cast, taken_back, 2)
+
+
+def of_two_threads(me, size):
+    """Each of rank 0's threads sends lists to rank 1, and each of rank 1's receives from any."""
+    rounds, got = 100, []
+    with world(me, size) as w:
+
+        def send(n):
+            for turn in range(rounds):
+                w.send_object_list([(n, turn, "x" * (50 * n + turn % 40))], 1)
+
+        def receive(_n):
+            for _ in range(rounds):
+                w.recv_object_list(found := [None])
+                got.append(found[0][:2])
+
+        threads = [threading.Thread(target=receive if me.rank else send, args=(n,)) for n in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        if me.rank == 1:
+            assert sorted(got) == [(n, turn) for n in range(2) for turn in range(rounds)]
+
+
+def test_the_lists_of_two_threads_do_not_mix(cast):
+    runs(cast, of_two_threads, 2)

@@ -91,6 +91,27 @@ def test_a_thread_that_no_signal_reaches_runs_them_itself_in_its_turn():
     before.over()
     thread.join(60)
     assert seen == ["first", thread]
+    assert not turns.taken
+
+
+@pytest.mark.parametrize("has_first", [False, True])
+def test_a_thread_that_no_signal_reaches_keeps_its_turn_until_the_steps_are_over(has_first):
+    turns, began, may_end = Turns(), threading.Event(), threading.Event()
+
+    def step():
+        turns.wait(COLLECTIVE, pytest.fail)  # for its own turn it does not wait
+        began.set()
+        return may_end.wait(60)
+
+    more = {"first": step} if has_first else {}
+    thread = threading.Thread(target=lambda: run(turns, step, **more))
+    thread.start()
+    assert began.wait(60)
+    held = turns.hold(COLLECTIVE)
+    may_end.set()
+    thread.join(60)
+    assert held
+    assert not turns.taken
 
 
 @pytest.mark.parametrize("has_first", [False, True])
