@@ -106,9 +106,12 @@ class _Job(Generic[_T]):
         self._begins.release()
         if self._here:
             self._run_now()
+        else:
+            self.turn.waits_in = None
 
     def interrupted(self) -> None:
         """Have nothing of them run, unless they have begun or have to; their turn is over then."""
+        self.turn.waits_in = None  # what this thread calls next interrupts nothing
         if not self.committed:
             with contextlib.suppress(IndexError):  # the other thread has them
                 self._claims.pop()
@@ -133,7 +136,6 @@ class _Job(Generic[_T]):
             steps = self._claims.pop()
         except IndexError:  # given up
             return
-        self.turn.waits_in = None
         try:
             with own_turn(), self._stream():
                 self._results.append(self._context.run(steps))

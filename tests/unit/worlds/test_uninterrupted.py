@@ -114,6 +114,37 @@ def test_a_thread_that_no_signal_reaches_keeps_its_turn_until_the_steps_are_over
     assert not turns.taken
 
 
+def test_an_operation_after_an_interrupted_one_waits_although_no_thread_has_that_yet(monkeypatch):
+    turns, goes_on, threads = Turns(), threading.Event(), []
+
+    def give(job):
+        def late():
+            until(lambda: not job.__self__._begins.locked())
+            _thread.interrupt_main()
+            goes_on.wait(60)
+            job()
+
+        threads.append(threading.Thread(target=late))
+        threads[0].start()
+
+    monkeypatch.setattr(waiter_pool.pool, "run", give)
+    with pytest.raises(KeyboardInterrupt):
+        run(turns, lambda: None)
+    looks = itertools.count()
+
+    def look():
+        if next(looks):  # it has looked once what it waits for
+            goes_on.set()
+        return True
+
+    try:
+        turns.wait(COLLECTIVE, look)
+    finally:
+        goes_on.set()
+        threads[0].join(60)
+    assert not turns.taken
+
+
 @pytest.mark.parametrize("has_first", [False, True])
 def test_an_interrupt_anywhere_leaves_no_turn_and_nothing_half_done(has_first):
     for at in itertools.count(1):
@@ -122,6 +153,7 @@ def test_an_interrupt_anywhere_leaves_no_turn_and_nothing_half_done(has_first):
         signalled = At(at, {uninterrupted.__file__, turns_module.__file__})
         with contextlib.suppress(Interrupted), signalled:
             run(turns, lambda done=done: done.append("rest"), first=first)
+        assert {turn.waits_in for turn in tuple(turns.taken)} <= {None}, "this thread does not wait any more"
         until(lambda turns=turns: not turns.taken)
         if "first" in done:
             until(lambda done=done: done == ["first", "rest"])
