@@ -242,7 +242,7 @@ class Registry:
     def remove(self, name: str, world: RegisteredWorld) -> None:
         """Forget a closed world; not one that another thread has joined again since."""
         with self._lock:
-            if self._worlds.get(name) is world and world._gen.state is State.CLOSED:  # noqa: SLF001  (as in `settle`)
+            if self._worlds.get(name) is world and world._gen.state is State.CLOSED:  # noqa: SLF001  (a rejoin may have)
                 del self._worlds[name]
                 self._made_by.pop(name, None)
             last = not self._worlds

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.metrics import initialize_metrics
 from torch.distributed.elastic.metrics.api import MetricsConfig
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -210,7 +211,7 @@ def launch(options: Options, stream: TextIO) -> int:
 def _events_handler(options: Options) -> list[logging.Handler]:
     """Return torch's handler of events, which a logger has only from the first event on."""
     try:
-        return [events.get_logging_handler(getattr(options.torch, "event_log_handler", "null"))]
+        return [get_logging_handler(getattr(options.torch, "event_log_handler", "null"))]
     except KeyError:  # `configure` says so
         return []
 
