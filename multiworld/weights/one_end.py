@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from multiworld.errors import InvalidJoinError
 
 if TYPE_CHECKING:
-    from multiworld.weights.publisher import Publisher
-    from multiworld.weights.subscriber import Subscriber
+    import threading
 
 __all__ = ["begin"]
 
-_begun: weakref.WeakKeyDictionary[Publisher | Subscriber, int] = weakref.WeakKeyDictionary()
+
+class End(Protocol):
+    """A publisher or a subscriber."""
+
+    name: str
+    _closed: threading.Event
+
+
+_begun: weakref.WeakKeyDictionary[End, int] = weakref.WeakKeyDictionary()
 """Ends that have begun, and in which process: a forked child has its parent's here."""
 
 
-def begin(end: Publisher | Subscriber) -> None:
+def begin(end: End) -> None:
     """An end begins that joins worlds.
 
     Raises:
