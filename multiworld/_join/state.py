@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multiworld._join.kept_state import KeptState
     from multiworld.world import World
 
-__all__ = ["bring_up_to_date"]
+__all__ = ["bring_up_to_date", "wait_for_all"]
 
 _log = logger(__name__)
 
@@ -101,6 +101,23 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
     bus.publish(WorldReady(gen.world, gen.number, gen.rank, has_it, source, seconds))
 
 
+def wait_for_all(world: World) -> None:
+    """Wait until all members are here, and what they posted is over; for however long they work before.
+
+    Where some have no lane, the world's barrier alone waits, for the world's timeout.
+
+    Raises:
+        Exception: the world's error.
+    """
+    gen = world._gen
+    resources = gen.resources
+    if resources is None:
+        raise gen.error()
+    if gen.size > 1:
+        _meeting(gen, resources, "last member's end")(settings.MAX_TIMEOUT)
+    world.barrier()
+
+
 def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
     from multiworld._c10d.lane.state_transfer import send_state
 
@@ -126,13 +143,13 @@ def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
         threads.shutdown(wait=False)  # after an error the generation is over, which ends the others
 
 
-def _meeting(gen: Generation, resources: Resources) -> Callable[[float], None]:
+def _meeting(gen: Generation, resources: Resources, *what: str) -> Callable[[float], None]:
     """Return what waits for all members, so many seconds at most; for none where some cannot."""
     if gen.lane is None or not resources.roster.meets:
         return _not_at_all
     from multiworld._c10d.lane.state_meeting import StateMeeting
 
-    return StateMeeting(gen.lane, gen.rank, gen.size).wait
+    return StateMeeting(gen.lane, gen.rank, gen.size, *what).wait
 
 
 def _not_at_all(_: float) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from multiworld._join.block import close_after
 from multiworld._join.join import join
+from multiworld._join.state import wait_for_all
 from multiworld.errors import BrokenWorldException, WorldClosedError
 from multiworld.launch.backends import get_distributed_backend, known_backends
 from multiworld.launch.errors import ConfigError
@@ -164,7 +165,7 @@ def _run_in(
             result = func(cfg, *args, **kwargs)
         # Where the others were quicker, or `func` closed it, it has done its work.
         with contextlib.suppress(BrokenWorldException, WorldClosedError):
-            world.barrier()  # a member that leaves early breaks the world for the others
+            wait_for_all(world)  # a member that leaves early breaks the world for the others
     except BaseException as error:
         ended_by = error
         raise

@@ -1,4 +1,4 @@
-"""Barrier of all members of a generation before and after a state is sent.
+"""Barrier of all members of a generation before and after a state is sent, or at the end of their functions.
 
 It has an order of its own: another thread of the program may call the world's collectives meanwhile.
 """
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StateMeeting"]
 
-_NUMBER = number_of("m8d:state-meeting")
-_NAME = "wait for a state"
-
 
 class StateMeeting:
     """See the module.
@@ -28,13 +25,14 @@ class StateMeeting:
         messages: of the generation.
         rank: of this process.
         size: of the generation, 2 or more.
+        what: they wait for; each has an order of its own.
     """
 
-    def __init__(self, messages: Messages, rank: int, size: int) -> None:
-        self._messages = messages
+    def __init__(self, messages: Messages, rank: int, size: int, what: str = "state") -> None:
+        self._messages, self._name = messages, f"wait for a {what}"
         self._group = GroupCollectives(
             messages.endpoint,
-            _NUMBER,
+            number_of(f"m8d:{what}-meeting"),
             range(size),
             rank,
             messages.timeout,
@@ -55,4 +53,4 @@ class StateMeeting:
         Raises:
             Exception: the world's error.
         """
-        wait_explained(self._group.wait_for_all(_NAME), self._messages, seconds)
+        wait_explained(self._group.wait_for_all(self._name), self._messages, seconds)
