@@ -81,6 +81,8 @@ def plan(
         for target, wanted in enumerate(want):
             left = [wanted[name]] if name in wanted and all(wanted[name].size) else []
             for source in ((target + each) % len(have) for each in range(len(have))):
+                if not left:
+                    break
                 if name not in have[source]:
                     continue
                 rest = []

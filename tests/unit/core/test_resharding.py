@@ -72,3 +72,18 @@ def test_replicas_give_in_turns():
 def test_one_number_is_a_box_too(box):
     assert plan([{"t": box}], [{"t": box}]) == ([ShardPart("t", 0, 0, box)], [])
     assert without(box, box) == []
+
+
+def test_no_more_members_are_asked_once_a_shard_is_whole():
+    """For each of a hundred members, and each tensor, a hundred would be."""
+    asked = []
+
+    class Shards(dict):
+        def __contains__(self, name):
+            asked.append(name)
+            return super().__contains__(name)
+
+    shards = [Shards(a=Box((rank,), (1,))) for rank in range(100)]
+    pieces, missing = plan(shards, shards)
+    assert (len(pieces), missing) == (100, [])
+    assert len(asked) == 2 * 100, "what each wants and has itself"
