@@ -230,6 +230,7 @@ class WorldState(c10d._World):
         operations: the log of calls that torch carries; None before the world is made.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
         compiler_groups: see `multiworld._c10d.routing.one_per_world`.
+        checkpoints: see `multiworld._c10d.routing.checkpoints`.
         meshes: those made in this world that are still held, by identity: equal ones are several.
 
     Raises:
@@ -255,6 +256,7 @@ class WorldState(c10d._World):
         self.before: Callable[[str, Sequence[Any], Mapping[str, Any]], None] = _at_once
         self.traffic: Traffic | None = None
         self.compiler_groups: dict[str, Any] = {}
+        self.checkpoints: dict[str, Any] = {}
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.enter = entering(self)
         self.ready: Any = None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld._c10d.routing import checkpoints
 from multiworld._c10d.routing.error_owner import guessed
 from multiworld._c10d.routing.selection import current, selected
 from multiworld._c10d.routing.state import WorldState, owner_of
@@ -103,7 +104,12 @@ class _Executor(concurrent.futures.ThreadPoolExecutor):
         # A group of a world passed from outside of its block (`async_save(process_group=world.group)`) means
         # the world.
         state = current() or owner_of(kwargs.get("process_group"))
-        return super().submit(fn if state is None else _carried(fn, state), *args, **kwargs)
+        if state is None:
+            return super().submit(fn, *args, **kwargs)
+        run = _carried(fn, state)
+        if "process_group" in kwargs:
+            return checkpoints.submit(state, super().submit, run, args, kwargs)
+        return super().submit(run, *args, **kwargs)
 
 
 class _Carrying(threading.Thread):

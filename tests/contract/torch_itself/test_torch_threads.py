@@ -112,6 +112,44 @@ def test_two_worlds_save_at_once(cast, tmp_path):
         member.expect("end")
 
 
+def goes_on(me, size, folder):
+    """Collectives between a save's beginning and its end, which each rank reaches in its own time; two saves at once."""
+    warnings.simplefilter("ignore")
+    import torch.distributed.checkpoint as dcp
+
+    world = mw.join("w", me.rank, size, store=me.store, timeout=60)
+    write, may_write = dcp.FileSystemWriter.write_data, threading.Event()
+
+    def later(writer, *args):
+        assert may_write.wait(60)
+        return write(writer, *args)
+
+    dcp.FileSystemWriter.write_data = later
+    with world:
+        for number in range(2):
+            may_write.clear()
+            saves = [
+                dcp.async_save(
+                    {"t": torch.ones(3)}, checkpoint_id=f"{folder}{number}{each}", process_group=group
+                )
+                for each, group in enumerate((None, world.group))
+            ]
+            for step in range(40):
+                if step == 20 + 10 * me.rank:
+                    may_write.set()
+                t = torch.tensor([step])
+                dist.all_reduce(t)
+                assert t.item() == size * step
+            for each in saves:
+                each.result(60)
+    world.close()
+
+
+def test_collectives_beside_a_checkpoint_that_is_being_saved(cast, tmp_path):
+    for member in cast.all(goes_on, 2, folder=str(tmp_path / "saved")):
+        member.expect("end")
+
+
 def closing_first(me, size, folder):
     import torch.distributed.checkpoint as dcp
 
