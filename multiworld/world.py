@@ -479,7 +479,9 @@ class World(Selecting, ObjectCollectives):
             stop = self._stop_listening if self._gen.state is State.CLOSED else _nothing
         stop()
         registry.remove(self.name, self)
-        with self._changed:
+        with (
+            self._watch_lock
+        ):  # Ctrl-C in `__enter__` of `_changed`, a function in Python, would leave it held
             self._changed.notify_all()
 
     # -- for joins -------------------------------------------------------------------------------------------
@@ -489,7 +491,7 @@ class World(Selecting, ObjectCollectives):
         self._next = machine
 
     def _join_ended(self) -> None:
-        with self._changed:
+        with self._watch_lock:
             self._next = None
             self._changed.notify_all()
 

@@ -8,7 +8,6 @@ that follow are carried out here, outside of all locks. It is made whole, of the
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from multiworld._c10d import fault_classification
@@ -22,7 +21,7 @@ from multiworld._core.lane.greeting import COLLECTIVES, CROWDS
 from multiworld._core.reraise import raised_by_the_program
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
-from multiworld._generation.every_step import take_all
+from multiworld._generation.every_step import take_from
 from multiworld._generation.fail_awaited import AwaitedOperations
 from multiworld._generation.generation_errors import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.operations import GenerationOperations
@@ -66,6 +65,12 @@ UNBLOCKED_AFTER = 0.5
 
 RELEASE_BUDGET = 2.0
 """Seconds that releasing them may take; a destructor that hangs goes on in a thread of its own after that."""
+
+_AGAIN = frozenset({
+    Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.SAY_GOODBYE, Action.DETACH, Action.RELEASE,
+    Action.RELEASE_STORE, Action.FAIL_AWAITED,
+})  # fmt: skip
+"""Actions that Ctrl-C must not cut short, harmless when repeated; it ends the others, which wait."""
 
 _SILENT = {Cause.CRASHED, Cause.HUNG, Cause.UNREACHABLE}
 """Causes after which a member's process does not answer; one that has failed may."""
@@ -250,12 +255,12 @@ class Generation:
         """Ranks of members that were lost after it broke, as long as that is looked at (`linger`)."""
         return self._attachment.lost
 
-    def _carry_out(self, actions: tuple[Action, ...], event: StageEvent) -> None:
+    def _carry_out(self, actions: list[Action], event: StageEvent) -> None:
         """Carry out what an event leads to, all of it: the one place that does.
 
         The stage has changed: what an error, or Ctrl-C, left undone would never be done.
         """
-        take_all(self.world, *(partial(self._DO[action], self, event) for action in actions))
+        take_from(self.world, actions, lambda action: self._DO[action](self, event), _AGAIN)
 
     def refuse(self) -> None:
         """Let go of the process group: every operation that begins from now on raises."""

@@ -96,6 +96,7 @@ class Holdings:
     def __init__(self, resources: Resources) -> None:
         self._lock = threading.Lock()
         self.resources: Resources | None = resources
+        self._releasing: Resources | None = None  # as long as not all of it is: a release may be interrupted
         self._store: StoreHandle | None = resources.store
         self._unfreed: Group | None = None  # what is being freed, or a close left behind that ran out of time
         self._aborter: threading.Timer | None = None
@@ -142,7 +143,10 @@ class Holdings:
             again: whether its claim of a place in that one is to tell the store that this one is over.
         """
         with self._lock:
-            resources, self.resources = self.resources, None
+            if self.resources is not None:
+                self._releasing = self.resources
+                self.resources = None
+            resources = self._releasing
         if resources is None:
             return
         if self._aborter is not None:
@@ -155,8 +159,12 @@ class Holdings:
             resources.c10d.forget,
             partial(self._note_over, resources, left=left, again=again),
             partial(self._release_store_of_others, resources),
-            self._released.set,
+            self._is_released,
         )
+
+    def _is_released(self) -> None:
+        self._released.set()
+        self._releasing = None
 
     def _free(self, resources: Resources, deadline: float) -> None:
         if resources.group.close(deadline):
@@ -229,10 +237,11 @@ class Holdings:
 
     def disown(self) -> tuple[object, ...]:
         """In a forked child: return the parent's resources, for the caller to keep, and hold none of them."""
-        kept = (self.resources, self._store, self._unfreed, self._aborter, self._untold)
+        kept = (self.resources, self._releasing, self._store, self._unfreed, self._aborter, self._untold)
         self._lock, self._released = threading.Lock(), threading.Event()
         self._released.set()
-        self.resources = self._store = self._unfreed = self._aborter = self._untold = None
+        self.resources = self._releasing = self._store = self._unfreed = None
+        self._aborter = self._untold = None
         return kept
 
 

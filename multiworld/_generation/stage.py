@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from multiworld._core.state_machine import Action
     from multiworld.events import Breakage
 
-    Executor = Callable[[tuple[Action, ...], StageEvent], None]
+    Executor = Callable[[list[Action], StageEvent], None]
+    _Change = tuple[Stage, Stage, list[Action]]
 
 __all__ = ["StateMachine"]
 
@@ -71,7 +72,10 @@ class StateMachine:
         return self.verdict if self._broken or self.state is State.BROKEN else None
 
     def bind(self, executor: Executor) -> None:
-        """Have `executor` carry out the actions of every event from now on, in the thread that applies it."""
+        """Have `executor` carry out the actions of every event from now on, in the thread that applies it.
+
+        It takes them out of the list that it is given, and is called again where some are left.
+        """
         self._executor = executor
 
     def apply(self, event: StageEvent) -> Stage:
@@ -80,29 +84,48 @@ class StateMachine:
         Raises:
             IllegalStepError: the event cannot happen in this stage.
         """
+        changes: list[_Change] = []
+        try:
+            try:
+                self._change(event, changes)
+                before, stage, _ = changes[0]
+                if stage is not before:  # not under the lock: a handler of the log is the program's own
+                    self._log_change(before, stage, event)
+            except Exception:
+                raise
+            except BaseException:  # Ctrl-C: the event is not lost, nor what follows it
+                if not changes:
+                    self._change(event, changes)
+                raise
+        finally:
+            try:
+                self._carry_out(changes, event)
+            finally:  # Ctrl-C came before that had begun
+                self._carry_out(changes, event)
+        return stage
+
+    def _change(self, event: StageEvent, changes: list[_Change]) -> None:
         with self._lock:
             before = self.stage
             stage, actions = step(before, event)
+            left = list(actions)
             if stage is not before:
-                self._enter(stage, event)
-        try:
-            if stage is not before:  # not under the lock: a handler of the log is the program's own
-                self._log_change(before, stage, event)
-        finally:  # Ctrl-C may come in such a handler
-            if actions:
-                assert self._executor is not None  # noqa: S101  (no row before `bind` has actions)
-                self._executor(actions, event)
-        return stage
+                if isinstance(event, Broke):
+                    self.verdict = event.breakage
+                if isinstance(event, Replaced):
+                    self.replaced = event.by
+                if self.state is not STATES[stage]:
+                    self.since = time.monotonic()
+                broken = self._broken or stage is Stage.BROKEN
+                self.state, self.stage = STATES[stage], stage
+                self._broken = broken
+            # No call in between, after which Python looks for signals: these are one step.
+            changes.append((before, stage, left))
 
-    def _enter(self, stage: Stage, event: StageEvent) -> None:
-        if isinstance(event, Broke):
-            self.verdict = event.breakage
-        if isinstance(event, Replaced):
-            self.replaced = event.by
-        if self.state is not STATES[stage]:
-            self.since = time.monotonic()
-        self.state, self.stage = STATES[stage], stage
-        self._broken = self._broken or stage is Stage.BROKEN
+    def _carry_out(self, changes: list[_Change], event: StageEvent) -> None:
+        if changes and (left := changes[0][2]):
+            assert self._executor is not None  # noqa: S101  (no row before `bind` has actions)
+            self._executor(left, event)
 
     def _log_change(self, before: Stage, stage: Stage, event: StageEvent) -> None:
         level = logging.DEBUG if STATES[before] is STATES[stage] else logging.INFO

@@ -405,7 +405,7 @@ def _join_once(
         number, rank, size = machine.generation, machine.rank, made.size
         bus.publish(WorldActive(plan.name, number, rank, time.monotonic(), size))
     finally:
-        # Also where an interrupt came right after every member had committed: a breakage waits for this.
+        # Also where Ctrl-C came right after every member had committed: a breakage waits for this.
         if machine.stage in {Stage.OPENING, Stage.DOOMED}:
             machine.apply(Announced())
     return handle

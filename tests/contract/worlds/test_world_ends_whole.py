@@ -16,7 +16,10 @@ from kits.meetkit import until
 
 import multiworld as mw
 from multiworld._core.state_machine import Stage
+from multiworld._generation.resources import Holdings
+from multiworld._net.liveness.attachment import Attachment
 from multiworld.events import Breakage, Cause, State
+from multiworld.registry import registry
 
 
 def interrupted_member(me, size):
@@ -73,6 +76,24 @@ def refused(monkeypatch):
 
 def break_(world, cause):
     world._gen.verdict(Breakage(cause, (), "a test says so", time.monotonic()))
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Attachment, "leave"), (Holdings, "release")])
+def test_ctrl_c_in_the_steps_of_a_close_leaves_nothing_of_it_undone(world, monkeypatch, owner, name):
+    function, come = getattr(owner, name), []
+
+    def interrupted(*args, **more):
+        if not come:
+            come.append(True)
+            raise KeyboardInterrupt
+        return function(*args, **more)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.close(PATIENCE)
+    assert registry.watchdog().snapshot().worlds == ()
+    assert world._gen._holdings.freed
+    assert mw.worlds() == {}
 
 
 def test_a_world_is_closed_where_no_thread_is_left_to_destroy_its_group(world, refused):

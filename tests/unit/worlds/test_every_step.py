@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from multiworld._generation.every_step import take_all
+from multiworld._generation.every_step import take_all, take_from
 
 
 def failing(error):
@@ -44,6 +44,22 @@ def test_the_first_error_is_raised_and_the_others_are_logged(caplog):
     (record,) = caplog.records
     assert "world 'w'" in record.getMessage()
     assert str(record.exc_info[1]) == "later"
+
+
+def test_a_step_that_ctrl_c_may_have_cut_short_is_taken_once_more():
+    taken = []
+
+    def take(step):
+        taken.append(step)
+        if step in {"interrupted", "waits"}:
+            raise KeyboardInterrupt
+        if step == "fails":
+            raise ValueError
+
+    left = ["before", "interrupted", "waits", "fails", "after"]
+    with pytest.raises(KeyboardInterrupt):
+        take_from("w", left, take, {"interrupted", "fails"})
+    assert (left, taken) == ([], ["before", "interrupted", "interrupted", "waits", "fails", "after"])
 
 
 def test_an_error_is_held_by_none_of_the_frames_that_it_went_through():

@@ -18,6 +18,7 @@ from multiworld._core.state_machine import (
     Joined,
     JoinFailed,
     Stage,
+    step,
 )
 from multiworld._generation.stage import StateMachine
 from multiworld.events import Breakage, Cause, State
@@ -37,7 +38,12 @@ class Recording(StateMachine):
 def machine():
     made = Recording("w", 3)
     made.done = []
-    made.bind(lambda actions, event: made.done.append((actions, event)))
+
+    def carry_out(actions, event):
+        made.done.append((tuple(actions), event))
+        actions.clear()
+
+    made.bind(carry_out)
     return made
 
 
@@ -141,11 +147,34 @@ def test_only_the_setter_changes_a_stage():
     assert (LIBRARY / "_generation" / "stage.py").read_text().count("self.state, self.stage =") == 1
 
 
+@pytest.mark.parametrize("place", ["_change", "_log_change", "_carry_out", "the executor"])
+def test_ctrl_c_leaves_no_event_half_done(machine, monkeypatch, place):
+    machine.apply(Joined())
+    machine.apply(Announced())
+    machine.done.clear()
+    carry_out, function, come = machine._executor, getattr(StateMachine, place, None), []
+
+    def interrupted(*args):
+        if not come:
+            come.append(True)
+            raise KeyboardInterrupt
+        return (function or carry_out)(*args)
+
+    if function is None:
+        machine.bind(interrupted)
+    else:
+        monkeypatch.setattr(StateMachine, place, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        machine.apply(CloseAsked())
+    assert machine.stage is Stage.CLOSED
+    assert [actions for actions, _ in machine.done] == [step(Stage.ACTIVE, CloseAsked()).actions]
+
+
 def test_no_thread_sees_a_breakage_of_an_active_generation(machine):
     """A program that waits for `breakage` may reform at once."""
     machine.apply(Joined())
     machine.apply(Announced())
-    seen, code = [], StateMachine._enter.__code__
+    seen, code = [], StateMachine._change.__code__
 
     def look(frame, event, _):
         if frame.f_code is code:
