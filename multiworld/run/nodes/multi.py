@@ -191,11 +191,11 @@ class MultiNode(Nodes):
             return
         self._closing = True
         self._life.free()
-        tells = bool(failed) or self._standing.done
         self._rendezvous.stop()
         self._inbox.put("close")
         if self._thread is not None:
             self._thread.join(1.0)
+        tells = bool(failed) or self._standing.done
         self._links.settle(time.monotonic() + (_TELLS if tells else 1.0))
         if failed:
             self._links.fail()
@@ -209,8 +209,9 @@ class MultiNode(Nodes):
     # -- the thread ``m8d-nodes``
 
     def _run(self) -> None:
-        while not self._closing:
-            self._life.show()
+        while True:
+            if not self._closing:
+                self._life.show()
             try:
                 item = self._inbox.get(timeout=self._pause())
             except queue.Empty:
@@ -221,8 +222,9 @@ class MultiNode(Nodes):
                     item = None
                     with contextlib.suppress(queue.Empty):
                         item = self._inbox.get_nowait()
-                if not self._closing:
-                    self._turn(time.monotonic())
+                if self._closing:  # it is asked after the inbox: "done" comes just before the end
+                    return
+                self._turn(time.monotonic())
             # A bug in here must not silently leave the run unwatched.
             except Exception as error:  # noqa: BLE001  (logged, and the run ends)
                 _log.exception("the watch over the other nodes failed")

@@ -405,6 +405,8 @@ class WorkerAgent(LocalElasticAgent):
                 group.workers = [each for each in group.workers if each.global_rank in self._crew.wanted]
                 return result
             if self._scaler.drained():
+                if self._scaler.fixed_ended:  # else another node would get their ranks, and do the work again
+                    self._context.nodes.done()
                 raise SignalException("the launcher got SIGTERM", sigval=Signals.SIGTERM)
             self._wait()
 

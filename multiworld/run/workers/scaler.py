@@ -187,6 +187,13 @@ class Scaler:
         """Whether the drain that SIGTERM began is over."""
         return self.draining and (not self._crew.retirements.ranks or time.monotonic() >= self.drain_end)
 
+    @property
+    def fixed_ended(self) -> bool:
+        """Whether this node has workers of roles that are no range, and all of them have ended with 0."""
+        changing = set() if self._plan is None else {role.name for role in self._plan.changing}
+        fixed = {rank for rank, place in self._crew.places.items() if place.role not in changing}
+        return bool(fixed) and fixed <= self._crew.values.keys()
+
     def _change(self, change: scaling.Change) -> dict[int, str]:
         """Start and retire workers; return why some could not be started, which are not wanted then."""
         crew, failed = self._crew, dict[int, str]()

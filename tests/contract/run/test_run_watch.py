@@ -375,6 +375,26 @@ def test_a_slow_store_is_no_dead_thread(nodes, signs):
     assert signs.alives > before
 
 
+def test_a_node_that_is_done_just_before_it_leaves_says_so(nodes, monkeypatch):
+    """A drained one: its workers of a fixed role have ended with 0, and the others must not repeat them."""
+    told, turning, go = [], threading.Event(), threading.Event()
+    close, stop = PeerLinks.close, nodes._rendezvous.stop
+
+    def turn(*_):
+        turning.set()
+        assert go.wait(60)
+
+    monkeypatch.setattr(PeerLinks, "done", lambda _: told.append("done"))
+    monkeypatch.setattr(PeerLinks, "close", lambda *args: told.append("left") or close(*args))
+    # While it is at something, this node leaves.
+    monkeypatch.setattr(nodes._rendezvous, "stop", lambda: go.set() or stop())
+    monkeypatch.setattr(nodes, "_turn", turn)
+    assert turning.wait(60)
+    nodes.done()
+    nodes.close()
+    assert told == ["done", "left"]
+
+
 def test_a_dead_thread_shows_no_life(nodes, signs, monkeypatch):
     def fails(*_):
         raise RuntimeError("can't start new thread")

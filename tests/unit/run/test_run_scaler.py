@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 from kits.runstatekit import run_of
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from multiworld.run import events as h
 from multiworld.run.events import EventBus, WorkerEnded, WorkerRetiring, WorkerStopped
 from multiworld.run.signals import REPEATS
 from multiworld.run.workers import scaler
+from multiworld.run.workers.agent import WorkerAgent
 from multiworld.run.workers.ranks import WorkerRank
 from multiworld.run.workers.retirements import Retirements
 from multiworld.run.workers.scaler import DRAIN_SIGNAL, Crew, Request, Scaler
@@ -231,3 +233,30 @@ def test_one_that_had_ended_with_0_and_is_asked_for_again():
     assert node.says(workers=2) == ["starts trainer:1 (rank 1)"]
     assert [each.rank for each in node.crew.going_on()] == [0, 1]
     assert node.starts == 3, "it runs already"
+
+
+@pytest.mark.parametrize(("fixed", "ended", "done"), [(True, True, 1), (True, False, 0), (False, False, 0)])
+def test_a_node_that_was_drained_keeps_the_ranks_of_a_fixed_role_whose_workers_have_ended(fixed, ended, done):
+    roles = 'hub = 1\ntrainer = "1:3"' if fixed else 'trainer = "1:4"'
+    node = Node(parse(f'[roles]\n{roles}\n[worlds.train]\nmembers = ["trainer:*"]\n', "plan.toml"))
+    if fixed:
+        node.crew.places[0] = WorkerRank(0, 0, 4, "hub", 0, 1)
+        node.start(2)
+        node.crew.wanted.add(2)
+    assert node.scaler.drains_first(signal.SIGTERM, 9.0)
+    if ended:
+        del node.crew.processes[0]
+        node.crew.values[0] = None
+    for rank in tuple(node.crew.retirements.ranks):
+        node.ends(rank)
+    told = []
+    context = SimpleNamespace(
+        wake=SimpleNamespace(signalled=lambda: None), nodes=SimpleNamespace(done=lambda: told.append(1))
+    )
+    agent = SimpleNamespace(
+        _worker_group=None, _context=context, _scaler=node.scaler,
+        _initialize_workers=lambda _: None, _step=lambda: None,
+    )  # fmt: skip
+    with pytest.raises(SignalException):
+        WorkerAgent._invoke_run(agent)
+    assert len(told) == done
