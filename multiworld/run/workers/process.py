@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from multiworld._net.blocking import BlockingCall
 from multiworld.run.signals import is_another
 from multiworld.run.workers.contexts import FunctionContext, ProgramContext
 
@@ -24,6 +25,9 @@ __all__ = ["ProcessExit", "WorkerProcess", "message", "stop_all"]
 
 _AFTER_KILL = 10.0
 """Seconds after SIGKILL in which a process ends, unless it waits for a device in the kernel."""
+
+_ASIDE = 30.0
+"""Seconds for what is done meanwhile; the goodbye to the other nodes takes 15 s at most."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ def stop_all(
         grace: seconds.
         wake: of the launcher's loop; wakes for signals.
         ends: signals to the launcher that end the run.
-        meanwhile: called once, after the first signal was sent.
+        meanwhile: called once, in a thread, after the first signal was sent; its end is waited for.
         hurry: asked whenever `wake` wakes; True ends the grace period, too.
 
     Returns:
@@ -197,9 +201,8 @@ def stop_all(
         if process.descriptor is not None:
             with contextlib.suppress(KeyError):  # it is registered already
                 wake.add(process.descriptor)
-    if meanwhile is not None:
-        meanwhile()
     began = time.monotonic()
+    aside = _aside(meanwhile)
     deadline = began + (0 if number == signal.SIGKILL else grace)
     killed_at: float | None = None
     while True:
@@ -210,12 +213,11 @@ def stop_all(
                 done[rank] = process.collect(stopped=True)
                 del left[rank]
         if not left:
-            return done
+            break
         now = time.monotonic()
         hurries = hurry is not None and hurry()
-        if killed_at is None and (
-            hurries or now >= deadline or _is_second(wake.signalled(), ends, number, now - began)
-        ):
+        second = _is_second(wake.signalled(), ends, number, now - began)
+        if killed_at is None and (hurries or now >= deadline or second):
             killed_at = now
             for process in left.values():
                 process.send(signal.SIGKILL)
@@ -226,7 +228,20 @@ def stop_all(
         if process.descriptor is not None:
             wake.remove(process.descriptor)
         done[rank] = ProcessExit(None, None)
+    if aside is not None and aside.wait(_ASIDE):
+        aside.result()
     return done
+
+
+def _aside(function: Callable[[], None] | None) -> BlockingCall[None] | None:
+    """Call a function in a thread of its own, or here where the host has none left."""
+    if function is None:
+        return None
+    try:
+        return BlockingCall(function, name="m8d-run-meanwhile")
+    except RuntimeError:
+        function()
+        return None
 
 
 def _is_second(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +107,34 @@ def test_only_a_signal_that_ends_the_run_ends_the_grace_period(number, sent):
     finally:
         wake.close()
     assert worker.sent == sent
+
+
+def test_signals_are_heard_while_the_other_nodes_are_told_and_after_the_kill():
+    class Pressed(Stubborn):
+        """Gets a signal at each look but the last."""
+
+        def ended(self):
+            self.looks += 1
+            if self.looks < 4:
+                signal.raise_signal(self.number)
+            return self.looks == 4
+
+        def send(self, number):
+            super().send(number)
+            if number == signal.SIGKILL:
+                killed.set()
+
+    killed, told, wake = threading.Event(), [], Wake()
+    try:
+        wake.listen((signal.SIGHUP,))
+        stop_all(
+            [Pressed(signal.SIGHUP)], signal.SIGTERM, 60.0, wake, ends=(signal.SIGHUP,),
+            meanwhile=lambda: told.append(killed.wait(20)),
+        )  # fmt: skip
+        assert told == [True], "killed while they were told, whose end was waited for"
+        assert not wake.came((signal.SIGHUP,)), "one that waits lets no wait for the ends sleep"
+    finally:
+        wake.close()
 
 
 @pytest.mark.parametrize("given", [None, "/run/timers"], ids=["torch's file", "a file that was given"])
