@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import (
     FileResponse,
-    JSONResponse,
     PlainTextResponse,
     RedirectResponse,
     Response,
@@ -25,6 +23,7 @@ from multiworld.errors import MultiworldError, UnknownWorldError
 from multiworld.logs.source import logger
 from multiworld.run.control.client import LauncherSilentError
 from multiworld.web.access import COOKIE, LET_IN, PEER, allowed, known_host
+from multiworld.web.as_json import as_json
 from multiworld.web.feed import Feed, in_a_thread
 from multiworld.web.openapi import document
 from multiworld.web.sources import RunOverError
@@ -196,7 +195,7 @@ class _Routes:
 
         async def lines() -> AsyncIterator[bytes]:
             async for kind, data in self.feed.stream():
-                yield f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+                yield b"event: %s\ndata: %s\n\n" % (kind.encode(), as_json(data))
 
         return _Stream(lines(), stack)
 
@@ -208,7 +207,7 @@ class _Routes:
             return PlainTextResponse(f"{error}\n", 404)
         except (MultiworldError, LauncherSilentError) as error:
             return _no_view(error)
-        return JSONResponse({"pending": found})
+        return _json({"pending": found})
 
     async def log(self, request: Request) -> Response:
         stream, asked = request.query_params.get("stream", "stdout"), request.query_params.get("bytes", "")
@@ -225,7 +224,7 @@ class _Routes:
         return Response(found, media_type="text/plain; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:
-        return JSONResponse(document())
+        return _json(document())
 
     async def metrics(self, request: Request) -> Response:
         try:
@@ -261,9 +260,13 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
+def _json(data: Any) -> Response:
+    return Response(as_json(data), media_type="application/json")
+
+
 async def _answered(coming: Awaitable[Any]) -> Response:
     try:
-        return JSONResponse(await coming)
+        return _json(await coming)
     except Exception as error:  # noqa: BLE001  (told to who asks)
         return _no_view(error)
 

@@ -390,6 +390,15 @@ def test_any_printable_token_works(source, token):
         assert token not in repr(page)
 
 
+def test_what_json_has_not_is_shown_all_the_same():
+    """A path need not be UTF-8, and a worker may say of its world that something is not a number."""
+    said = view(title="caf\udce9.py", worlds=[{**WORLD, "members": [float("nan"), 1.5]}])
+    with serve(FakeSource(said)) as page, contextlib.closing(stream(page)) as events:
+        found = json.loads(ask(page, "/api/v1/view").body, parse_constant=pytest.fail)
+        assert (found["title"], found["worlds"][0]["members"]) == ("caf\udce9.py", [None, 1.5])
+        assert next(events) == ("view", found)
+
+
 def test_a_token_from_a_file_has_no_end_of_line(source, monkeypatch):
     monkeypatch.setenv("M8D_WEB_TOKEN", "known\n")
     with serve(source) as page:
