@@ -208,8 +208,10 @@ class ControlServer:
             elif isinstance(key.data, Client) and key.data in self._clients:
                 self._serve(key.data, ready)
         if self._paused_until and time.monotonic() > self._paused_until and self._listener is not None:
-            self._paused_until = 0.0
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._paused_until = time.monotonic() + _FULL
+            with contextlib.suppress(OSError):  # as at `_accept`: once more
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._paused_until = 0.0
         while not self._answers.empty():
             self._send(*self._answers.get_nowait())
         for client in tuple(self._clients):
@@ -236,10 +238,8 @@ class ControlServer:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError as exc:  # no descriptor is left: waiting clients are accepted later
-            _log.warning("control socket: %s", exc)
-            self._selector.unregister(self._listener)
-            self._paused_until = time.monotonic() + _FULL
+        except OSError as exc:  # no descriptor is left
+            self._pause(exc)
             return
         if (why := peer_user.refusal(sock)) is not None:
             _log.warning("control socket: a client was turned away: %s", why)
@@ -250,8 +250,20 @@ class ControlServer:
         if len(silent) >= _MOST_SILENT:
             self._cut(silent[0], f"{len(silent)} clients say nothing")
         client = Client(sock)
+        try:
+            self._selector.register(sock, selectors.EVENT_READ, client)
+        except OSError as exc:  # the kernel has no memory left for it, or the user's limit is reached
+            sock.close()
+            self._pause(exc)
+            return
         self._clients.add(client)
-        self._selector.register(sock, selectors.EVENT_READ, client)
+
+    def _pause(self, why: OSError) -> None:
+        """Accept waiting clients later."""
+        assert self._listener is not None  # noqa: S101  (it is what became readable)
+        _log.warning("control socket: %s", why)
+        self._selector.unregister(self._listener)
+        self._paused_until = time.monotonic() + _FULL
 
     def _serve(self, client: Client, ready: int) -> None:
         try:

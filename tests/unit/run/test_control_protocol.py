@@ -502,6 +502,25 @@ def test_no_descriptor_is_left_for_a_while(served, peer, monkeypatch):
     assert full.is_set()
 
 
+def test_where_no_more_can_be_watched_clients_wait(served, peer, monkeypatch):
+    """The kernel watches so many descriptors for each user, and needs memory for each."""
+    monkeypatch.setattr(control, "_FULL", 0.1)
+    refused, register = [1, 2], served.server._selector.register
+
+    def full(*args):
+        if len(refused) == (2 if len(args) == 3 else 1):  # first the client, then the listener
+            refused.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return register(*args)
+
+    monkeypatch.setattr(served.server._selector, "register", full)
+    assert peer().is_cut_off()
+    second = peer()
+    second.say({"hello": "status"})
+    assert "snapshot" in second.hear()
+    assert refused == []
+
+
 def test_permissions_and_the_end(served):
     path = Path(served.server.path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
