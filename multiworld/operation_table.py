@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from multiworld._c10d.routing.stack import put, top
 from multiworld._core.reraise import no_tensor, not_a_tensor, raise_instead
 from multiworld.errors import WrongDeviceError
 from multiworld.events import State
@@ -210,14 +211,14 @@ def inside(gen: Generation, name: str, *args: object, **kwargs: object) -> Any:
     import torch.distributed as dist  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     from multiworld._c10d.nccl import coalescing  # noqa: PLC0415  (a world exists, so torch is loaded)
-    from multiworld._c10d.routing import router  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     state = gen.c10d
     if state is None:
         raise gen.error()
     fn = getattr(dist, _RENAMED.get(name, name), None) or getattr(dist, name)
-    router.enter(state)
+    before = top()
     try:
+        state.enter()
         return fn(*args, **kwargs)
     except BaseException as exc:
         if state.traffic is not None:
@@ -226,7 +227,7 @@ def inside(gen: Generation, name: str, *args: object, **kwargs: object) -> Any:
             reraise(gen, exc)
         raise
     finally:
-        router.leave()
+        put(before)  # in one call of C, which no signal's handler comes in between of
 
 
 # -- arguments and errors ------------------------------------------------------------------------------------

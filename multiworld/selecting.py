@@ -1,6 +1,6 @@
 """``with world:``: bare calls of torch.distributed mean this world.
 
-Entering and leaving are on the path of each call that has a block of its own, so both are two
+Entering and leaving are on the path of each call that has a block of its own, so both are a few
 calls of C and a few attributes: nothing is imported, locked or logged.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from multiworld._c10d.routing.stack import put, top
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
@@ -30,9 +31,14 @@ class Selecting:
         state = self._gen.c10d
         if state is None:
             raise self._gen.error()
-        state.enter()
-        if state.traffic is not None:
-            state.traffic.block_begins()
+        before = top()
+        try:
+            state.enter()
+            if state.traffic is not None:
+                state.traffic.block_begins()
+        except BaseException:  # a signal's handler raised it: no `__exit__` follows
+            put(before)
+            raise
         return self
 
     def __exit__(

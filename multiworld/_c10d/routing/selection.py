@@ -124,15 +124,16 @@ def leave_instead(left: WorldState | None, name: str) -> WorldState | None:
 @contextlib.contextmanager
 def selected(state: WorldState | None) -> Iterator[None]:
     """Select `state` for a block; re-entrant. None is torch's own, also in a backward pass of a world."""
-    enter(state)
+    before = top()
     try:
+        enter(state)
         if state is None and unasked() is not None:
             with _nothing_else():
                 yield
         else:
             yield
     finally:
-        leave()
+        _put(before)
 
 
 @contextlib.contextmanager
