@@ -26,6 +26,7 @@ from multiworld.events import State
 from multiworld.objects import ComingList, OneGeneration
 from multiworld.operation_table import TABLE, better, call, peer
 from multiworld.turns import COLLECTIVE, RECEIVE, SEND, batch, collective, message, own_turn
+from multiworld.uninterrupted import stream_of_caller
 from multiworld.work import seen
 
 if TYPE_CHECKING:
@@ -596,13 +597,14 @@ class Aio:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        stream = stream_of_caller()
         turn.loop = None  # from here on a thread does it
         running: asyncio.Future[_T] = loop.create_future()
         running.add_done_callback(seen)
 
         def run() -> _T:
             try:
-                with own_turn():
+                with own_turn(), stream():
                     return context.run(fn)
             finally:
                 turn.over()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from multiworld.turns import Turns, Way
 
-__all__ = ["run"]
+__all__ = ["run", "stream_of_caller"]
 
 _T = TypeVar("_T")
 _LOOK = 0.2
@@ -87,7 +87,7 @@ class _Job(Generic[_T]):
         self._begins, self._over = threading.Lock(), threading.Lock()
         self._begins.acquire()
         self._over.acquire()
-        self._context, self._stream = contextvars.copy_context(), _stream_of_caller()
+        self._context, self._stream = contextvars.copy_context(), stream_of_caller()
         self._here = False
         self._results: list[_T] = []
         self._errors: list[BaseException] = []
@@ -146,7 +146,7 @@ class _Job(Generic[_T]):
             self._over.release()
 
 
-def _stream_of_caller() -> Callable[[], contextlib.AbstractContextManager[object]]:
+def stream_of_caller() -> Callable[[], contextlib.AbstractContextManager[object]]:
     """Return what makes CUDA's current device and stream in another thread those of this one."""
     cuda = sys.modules["torch"].cuda
     if not cuda.is_initialized():
