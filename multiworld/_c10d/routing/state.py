@@ -222,6 +222,7 @@ class WorldState(c10d._World):
         prefix: what the names of this world's groups begin with in torch's C++ registry, one per process.
         serial: 1 or more, of this object alone in this process.
         token: a negative number that is the same for this name and generation in every process (`mesh.py`).
+        forgotten: whether `forget` was called: it takes no group any more.
         translate: ``(state, error, sure=True) -> exception to raise instead, or None``; set by the world.
         on_destroyed: called when user code destroyed the world's default group.
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
@@ -263,6 +264,7 @@ class WorldState(c10d._World):
         self._late: MakesGroup | None = None
         self._departed: Departed | None = None
         self._make_error: Callable[[], Exception] | None = None
+        self.forgotten = False
         # Of the groups in the C++ registry. A dict, for its order.
         self._names: dict[str, None] = {}
         for source in derived.values():
@@ -368,16 +370,24 @@ class WorldState(c10d._World):
             made = group if asker is _makes_default else late.made()
             if made is not None:
                 return made
-        if self._make_error is not None:
-            raise self._make_error()
-        if asker is _makes_default:
-            raise WorldClosedError(
-                self.name,
-                f"init_process_group() was called inside world {self.name!r}, whose default group is gone",
-                rule="A world's default group is made by its join, and only by that",
-                next_step="Leave the `with` block, or join the world again",
-            )
+        if self._make_error is not None or asker is _makes_default:
+            raise self.over("init_process_group() was called")
         return None
+
+    def over(self, what: str = "A group was made") -> Exception:
+        """Return a fresh exception of a call in this world, which is over.
+
+        Args:
+            what: was called, where `break_` did not say how the world ended.
+        """
+        if self._make_error is not None:
+            return self._make_error()
+        return WorldClosedError(
+            self.name,
+            f"{what} inside world {self.name!r}, whose default group is gone",
+            rule="A world's default group is made by its join, and only by that",
+            next_step="Leave the `with` block, or join the world again",
+        )
 
     def _is_compared(self, frame: types.FrameType | None) -> bool:
         """Whether torch, given another group by name, compares it with this world's default one."""
@@ -430,6 +440,7 @@ class WorldState(c10d._World):
         Hold the backend objects before, drop the groups after, and the backends last. Idempotent.
         """
         self.taken, self.before = (), _at_once  # the world's, which goes on
+        self.forgotten = True
         with _lock:
             _Living.states = tuple(state for state in _Living.states if state is not self)
             if _tokens.get(self.token) is self:
@@ -543,6 +554,9 @@ class _OwningMap(_RoutedMap):
     def __setitem__(self, group: Any, value: Any) -> None:
         super().__setitem__(group, value)
         _owners[group] = self._state
+        if self._state.forgotten:  # asked last: what stands here by then is cleared
+            self.pop(group, None)
+            raise self._state.over()
 
     def __delitem__(self, group: Any) -> None:
         super().__delitem__(group)
@@ -552,7 +566,7 @@ class _OwningMap(_RoutedMap):
         """As of a dict."""
         found = super().pop(group, *default)
         if _owners.get(group) is self._state:
-            del _owners[group]
+            _owners.pop(group, None)
         return found
 
     def clear(self) -> None:

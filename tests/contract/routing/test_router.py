@@ -404,6 +404,23 @@ def test_forget_leaves_nothing(kit):
     assert a not in state_module.living()
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_group_that_is_made_while_its_world_ends_is_none_of_it(kit, monkeypatch, told):
+    a, make = kit.world("a"), c10d.PrefixStore
+
+    def late(*args):
+        if told:
+            a.break_(lambda: LookupError("a is over"))
+        a.forget()
+        return make(*args)
+
+    monkeypatch.setattr(c10d, "PrefixStore", late)
+    with router.selected(a), pytest.raises(LookupError if told else WorldClosedError, match=r"a is over|gone"):
+        dist.new_group([0])
+    assert not a.pg_map
+    assert a not in state_module._owners.values()
+
+
 # -- broken ----------------------------------------------------------------------------------------------------------
 
 
