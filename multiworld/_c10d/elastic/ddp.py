@@ -245,7 +245,7 @@ def _require_supported(model: Any) -> None:
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
         _refuse("apply_optimizer_in_backward")
     # Of a built-in hook no one knows afterwards that it was registered.
-    model._register_builtin_comm_hook = lambda *_args, **_kwargs: _refuse("a built-in communication hook")
+    model._register_builtin_comm_hook = functools.partial(_refuse, "a built-in communication hook")
 
 
 def _require_connections(model: Any) -> None:
@@ -256,7 +256,7 @@ def _require_connections(model: Any) -> None:
         raise lane_only.refusal("" if owner is None else owner.name, "DistributedDataParallel goes over gloo")
 
 
-def _refuse(what: str) -> NoReturn:
+def _refuse(what: str, *_: object) -> NoReturn:
     raise ValueError(
         f"{what} was used with DistributedDataParallel of an elastic group. What it sets up belongs to one "
         "generation. Make the model anew in each, with process_group=world.group."

@@ -19,6 +19,8 @@ from multiworld._c10d.routing.error_owner import guessed
 from multiworld._core.reraise import raise_instead
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from multiworld._c10d.elastic.group import ElasticGeneration, ElasticGroup
     from multiworld._c10d.routing.state import WorldState
 
@@ -79,6 +81,12 @@ class Follower:
         except RuntimeError as error:
             raise_instead(error, self._explained(error))
         return model
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A DistributedDataParallel of an elastic group was to be copied or saved. It belongs to a "
+            "world of this process. Copy or save `model.module`."
+        )
 
     def _explained(self, error: BaseException) -> BaseException | None:
         instead = explained(error)

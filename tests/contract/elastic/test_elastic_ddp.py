@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
+import io
 import time
 import warnings
 
@@ -387,6 +389,15 @@ def has_its_own(me):
             DistributedDataParallel(net, process_group=w.elastic_group, **options[kind])(torch.ones(1))
     weights = [net.weight.item() for net in nets.values()]
     me.emit("has", rank=w.rank, buffers={k: net.mine.tolist() for k, net in nets.items()}, weights=weights)
+
+
+@pytest.mark.parametrize("take", [copy.deepcopy, lambda model: torch.save(model, io.BytesIO())])
+def test_a_model_is_neither_copied_nor_saved_whole(alone, take):
+    net = torch.nn.Linear(2, 2)
+    model = DistributedDataParallel(net, process_group=alone.elastic_group)
+    with alone, pytest.raises(TypeError, match=r"Copy or save `model\.module`"):
+        take(model)
+    assert torch.equal(copy.deepcopy(model.module).weight, net.weight)
 
 
 def test_models_of_other_groups_are_torchs(alone):
