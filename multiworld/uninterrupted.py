@@ -148,8 +148,9 @@ class _Job(Generic[_T]):
 
 def stream_of_caller() -> Callable[[], contextlib.AbstractContextManager[object]]:
     """Return what makes CUDA's current device and stream in another thread those of this one."""
-    cuda = sys.modules["torch"].cuda
-    if not cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
         return contextlib.nullcontext
+    cuda = torch.cuda
     stream = cuda.current_stream()
     return lambda: cuda.stream(stream)

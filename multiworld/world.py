@@ -20,6 +20,7 @@ from multiworld.objects import ObjectCollectives
 from multiworld.registry import registry
 from multiworld.selecting import Selecting
 from multiworld.turns import Turns, posted
+from multiworld.uninterrupted import stream_of_caller
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -363,7 +364,13 @@ class World(Selecting, ObjectCollectives):
             return False
         from asyncio import to_thread  # noqa: PLC0415  (asyncio is loaded by those who await)
 
-        return await to_thread(self._advances.enter)
+        stream = stream_of_caller()  # in which the state that may be sent is computed
+
+        def enter() -> bool:
+            with stream():
+                return self._advances.enter()
+
+        return await to_thread(enter)
 
     def leave(self) -> None:
         """Ask to leave at one of the next advances, without a breakage: go on, and call `advance` as before.

@@ -20,6 +20,7 @@ from multiworld._core.membership.state_sources import sources
 from multiworld.errors import MismatchError
 from multiworld.events import WorldReady, WorldStateReceived, bus
 from multiworld.logs.source import about, logger
+from multiworld.uninterrupted import stream_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,8 +126,10 @@ def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
     assert lane is not None  # noqa: S101  (the caller has looked)
     state = _of(plan)
 
+    stream = stream_of_caller()  # in which its tensors are computed
+
     def send(rank: int) -> None:
-        with _without(gen, rank):
+        with _without(gen, rank), stream():
             send_state(lane, rank, state, deadline=time.monotonic() + plan.timeout, patience=plan.timeout)
 
     if len(receivers) == 1:

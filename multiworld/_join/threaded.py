@@ -6,6 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
+from multiworld.uninterrupted import stream_of_caller
 from multiworld.work import seen
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 def start(run: Callable[[], T], name: str, over: Callable[[T | None, bool], object]) -> asyncio.Future[T]:
-    """Run `run` on a daemon thread; return what has its outcome, in the running loop.
+    """Run `run` on a daemon thread, in the caller's CUDA stream; return what has its outcome, in its loop.
 
     Who awaits that, shielded, deletes its reference at the end: it has the error, which has the frame.
 
@@ -32,6 +33,7 @@ def start(run: Callable[[], T], name: str, over: Callable[[T | None, bool], obje
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
+    stream = stream_of_caller()  # it may send a state that the caller's kernels are computing
     result.add_done_callback(seen)  # its awaiter may be cancelled, and then cancelled again
 
     def work(result: asyncio.Future[T]) -> None:
@@ -39,7 +41,8 @@ def start(run: Callable[[], T], name: str, over: Callable[[T | None, bool], obje
         error: BaseException | None = None
         told = True
         try:
-            value = run()
+            with stream():
+                value = run()
         except BaseException as exc:  # noqa: BLE001  (it is raised where the outcome is awaited)
             error = exc
         try:
