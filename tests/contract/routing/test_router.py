@@ -415,7 +415,10 @@ def test_a_group_that_is_made_while_its_world_ends_is_none_of_it(kit, monkeypatc
         return make(*args)
 
     monkeypatch.setattr(c10d, "PrefixStore", late)
-    with router.selected(a), pytest.raises(LookupError if told else WorldClosedError, match=r"a is over|gone"):
+    with (
+        router.selected(a),
+        pytest.raises(LookupError if told else WorldClosedError, match=r"a is over|gone"),
+    ):
         dist.new_group([0])
     assert not a.pg_map
     assert a not in state_module._owners.values()
