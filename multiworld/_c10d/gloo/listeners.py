@@ -122,3 +122,11 @@ def _set(sock: socket.socket, program: tuple[Instruction, ...] | None) -> None:
     held = ctypes.create_string_buffer(octets, len(octets))
     # struct sock_fprog of linux/filter.h
     sock.setsockopt(socket.SOL_SOCKET, attach, struct.pack("@HP", len(program), ctypes.addressof(held)))
+
+
+def _forked() -> None:
+    global _lock  # noqa: PLW0603  (a thread of the parent may have held it)
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import copy
 import inspect
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -195,3 +196,11 @@ def facts_before(backend: str, size: int, group_name: str) -> dict[str, Any]:
         "_pg_backend_config": str(c10d.BackendConfig(c10d.Backend(backend))),
         "_pg_to_tag": f"ptd:{group_name}",
     }
+
+
+def _forked() -> None:
+    global _lock  # noqa: PLW0603  (a thread of the parent may have held it)
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -15,6 +15,7 @@ import datetime as dt
 import hashlib
 import inspect
 import operator
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,9 @@ __all__ = [
     "uninstall",
 ]
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler that comes in between may fork
+# A child has torch with all of what `install` changes, or with none of it.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _patches: Patches | None = None
 _nccl = False  # whether the hooks for NCCL are among them
 # Names that torch's own default state has in the C++ registry. Guarded by nothing: set operations are atomic.

@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import itertools
 import operator
+import os
 import sys
 import threading
 import types
@@ -656,3 +657,11 @@ class OwnMap(MutableMapping[Any, Any]):
     def keys(self) -> Any:
         """The keys of torch's own map."""
         return self._own.keys()
+
+
+def _forked() -> None:
+    global _lock  # noqa: PLW0603  (a thread of the parent may have held it)
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -20,6 +20,9 @@ from kits.meetkit import until_claimed
 
 import multiworld as mw
 from multiworld import aio, metrics
+from multiworld._c10d.gloo import listeners
+from multiworld._c10d.routing import ended_groups, router
+from multiworld._c10d.routing import state as routed_state
 from multiworld._core.liveness import detector
 from multiworld._generation.operations import GenerationOperations
 from multiworld._generation.process_totals import process_totals
@@ -651,6 +654,43 @@ def counted_by_another_thread(me, size):
 
 def test_a_fork_returns_in_the_child_while_another_thread_reads_the_totals(cast):
     runs(cast, counted_by_another_thread)
+
+
+def forks_while_another_thread_routes(me, size):
+    """Each lock of the router's is held at the fork; the router's own is waited for."""
+    w, forking = alone(me), threading.Event()
+    os.register_at_fork(before=forking.set)  # it is called before the router's
+    for module in (router, routed_state, ended_groups, listeners):
+        held, over = threading.Event(), threading.Event()
+
+        def hold(module=module, held=held, until=forking if module is router else over):
+            with module._lock:
+                held.set()
+                until.wait()
+
+        holding = threading.Thread(target=hold)
+        holding.start()
+        held.wait()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(int(PATIENCE))
+            code = 1
+            try:
+                child = mw.join("child", 0, 1, store=dist.HashStore(), timeout=PATIENCE)
+                with child:
+                    dist.new_group([0])
+                assert child.close()
+                code = 0
+            finally:
+                os._exit(code)
+        over.set()
+        holding.join()
+        assert os.waitpid(pid, 0) == (pid, 0), module.__name__
+    w.close()
+
+
+def test_a_forked_child_joins_though_another_thread_of_its_parent_was_joining(cast):
+    runs(cast, forks_while_another_thread_routes)
 
 
 def rejoins_while_the_verdict_is_told(me, size):
