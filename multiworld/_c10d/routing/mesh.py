@@ -13,9 +13,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 from torch.distributed import device_mesh
 
-from multiworld._c10d.routing.ended_groups import as_torch_says
+from multiworld._c10d.routing.ended_groups import Departed, as_torch_says
 from multiworld._c10d.routing.selection import current, selected, unasked
 from multiworld._c10d.routing.state import WorldState, original_world, owner_of, with_token
 from multiworld.errors import RouterError
@@ -33,6 +34,7 @@ _OF_THE_MESH = ("__getitem__", "_flatten", "_unflatten", "get_rank", "get_local_
 _BY_TAG = ("get_group", "get_all_groups")
 _FIELD = "_thread_id"
 _MINE = "_m8d_token"
+_RANK = "_m8d_rank"  # of this process in the mesh's world
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
@@ -64,11 +66,12 @@ def install(patches: Patches) -> None:
         patches.set(mesh_class, "__setstate__", _restoring(vars(mesh_class)["__setstate__"]))
     for name in (*_OF_THE_MESH, *_BY_TAG):
         if name in vars(mesh_class) and (name not in _BY_TAG or _searches(vars(mesh_class)[name])):
-            patches.set(mesh_class, name, _at_home(vars(mesh_class)[name]))
+            original = vars(mesh_class)[name]
+            patches.set(mesh_class, name, _at_home(original, by_rank=name == "get_rank"))
     ranks = vars(mesh_class).get("mesh")
     # Of a sub-mesh, the row that this process is in. Older versions keep it in the mesh.
     if isinstance(ranks, property):
-        patches.set(mesh_class, "mesh", property(_at_home(ranks.fget), doc=ranks.__doc__))
+        patches.set(mesh_class, "mesh", property(_at_home(ranks.fget, by_rank=True), doc=ranks.__doc__))
     patches.set(mesh_class, "from_group", staticmethod(_from_group(vars(mesh_class)["from_group"])))
 
 
@@ -97,6 +100,7 @@ def _marking(original: Any) -> Any:
         (original if root is None else of_a_root)(self, *args, **kwargs)
         if token is None:
             return
+        vars(self)[_RANK] = c10d.get_rank() if root is None else vars(root).get(_RANK)
         before = getattr(self, _FIELD)
         # torch 2.4 tells the meshes of two threads apart; so they stay, within a world.
         setattr(self, _FIELD, token if before is None else hash((before, token)))
@@ -124,7 +128,9 @@ def _note(mesh: Any) -> None:
         state.meshes[id(mesh)] = mesh
 
 
-def _at_home(original: Any) -> Any:
+def _at_home(original: Any, *, by_rank: bool = False) -> Any:
+    """Wrap `original`, a method of a mesh; `by_rank`, it needs no more of its world than the rank in it."""
+
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _MINE not in vars(self):
@@ -132,13 +138,24 @@ def _at_home(original: Any) -> Any:
                 return original(self, *args, **kwargs)
             with selected(None):
                 return original(self, *args, **kwargs)
-        state = world_of(self)
+        state: Any = world_of(self)
+        if state is None and by_rank and (rank := vars(self).get(_RANK)) is not None:
+            state = _Gone(rank)
         if state is None or state is current():
             return original(self, *args, **kwargs)
         with selected(state):
             return original(self, *args, **kwargs)
 
     return method
+
+
+class _Gone:
+    """Stands for a world that is gone while torch asks which rank this process has."""
+
+    ready = None
+
+    def __init__(self, rank: int) -> None:
+        self.default_pg = Departed(rank, 0, "", "")
 
 
 def _has_own() -> bool:

@@ -160,6 +160,23 @@ def test_a_mesh_of_a_world_that_is_gone_is_still_a_mesh(kit):
     assert mesh.size() == 4
 
 
+def test_a_mesh_of_a_world_that_is_gone_knows_its_rank_inside_of_another(kit):
+    a, b = fake(kit, "a"), kit.world("a", generation=2, backend="fake", rank=2, size=4)
+    mesh = made_in(a, 2, 2)
+    with router.selected(a):
+        parts = [mesh["x"], mesh["y"]]
+
+    def told():
+        return [(each.get_rank(), each.mesh.tolist(), each.get_coordinate()) for each in (mesh, *parts)]
+
+    before = told()
+    a.forget()
+    for selected in (None, b):
+        with router.selected(selected):
+            assert told() == before
+    assert [rank for rank, _, _ in before] == [1, 1, 1]
+
+
 def test_a_mesh_that_is_kept_holds_no_group_of_a_world_that_is_gone(kit):
     """The caches of DTensor keep meshes for good, and copies of them."""
     a = fake(kit, "a")
