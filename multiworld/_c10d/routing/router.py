@@ -322,7 +322,7 @@ def _explicit_owner() -> WorldState | None:
 
 
 def _named_to_the_asker() -> Any:
-    """Return a world's default group if a function that has a group of it asks `is_initialized`; else None.
+    """Return a world's default group if a function of torch's that has a group of it asks `is_initialized`; else None.
 
     `torch.distributed.checkpoint.save(process_group=world.group)` outside of the world's block saves as a
     single process if it hears no.
@@ -333,7 +333,9 @@ def _named_to_the_asker() -> Any:
             return None
         frame = frame.f_back
     asker = None if frame is None else frame.f_back
-    group = None if asker is None else error_hooks.local(asker, "process_group")
+    if asker is None or not asker.f_globals.get("__name__", "").startswith("torch."):
+        return None  # a function of the program that has such a variable
+    group = error_hooks.local(asker, "process_group")
     owner = None if group is None else owner_of(group)
     return None if owner is None else owner.group
 

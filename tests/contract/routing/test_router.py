@@ -424,6 +424,17 @@ def test_a_group_that_is_made_while_its_world_ends_is_none_of_it(kit, monkeypatc
     assert a not in state_module._owners.values()
 
 
+def test_outside_of_all_blocks_only_a_function_of_torchs_hears_of_the_group_that_it_has(kit):
+    a = kit.world("a")
+    source = "def asks(process_group):\n    return dist.is_initialized()\n"
+    told = []
+    for module in ("torch.distributed.checkpoint.state_dict_saver", "program"):
+        there = {"dist": dist, "__name__": module}
+        exec(source, there)  # noqa: S102  (in a module of that name)
+        told.append(there["asks"](a.group))
+    assert told == [True, False]
+
+
 # -- broken ----------------------------------------------------------------------------------------------------------
 
 
