@@ -67,6 +67,8 @@ _nccl = False  # whether the hooks for NCCL are among them
 # Names that torch's own default state has in the C++ registry. Guarded by nothing: set operations are atomic.
 _own_names: set[str] = set()
 _get_rank = inspect.unwrap(c10d.get_rank).__code__
+# Up to torch 2.6 these compare the rank in the selected world with one in the world of their group.
+_asks_bare = "get_rank" in inspect.unwrap(c10d.broadcast_object_list).__code__.co_names
 _tells_whether = inspect.unwrap(c10d.is_initialized).__code__
 
 
@@ -298,6 +300,8 @@ def _updating(original: Any) -> Any:
 def _finding_default(original: Any) -> Any:
     def get_default_group() -> Any:
         state = top()[-1] or current()
+        if _asks_bare:
+            state = _home_of_the_askers_group(state)
         if state is not None and state.ready is not None:
             return state.ready
         group = (original_world() if state is None else state).default_pg
@@ -308,6 +312,18 @@ def _finding_default(original: Any) -> Any:
         return original() if owner is None or owner.group is None else owner.group
 
     return get_default_group
+
+
+def _home_of_the_askers_group(state: WorldState | None) -> WorldState | None:
+    """Return the state of the group that a function of torch's has that asks for the rank; else `state`."""
+    asker = sys._getframe(2)
+    caller = asker.f_back
+    if asker.f_code is not _get_rank or caller is None or caller.f_globals is not vars(c10d):
+        return state
+    group = error_hooks.local(caller, "group") if error_hooks.local(asker, "group") is None else None
+    if group is None:
+        return state
+    return owner_of(group) or (None if group in original_world().pg_map else state)
 
 
 def _explicit_owner() -> WorldState | None:

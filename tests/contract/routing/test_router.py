@@ -547,6 +547,24 @@ def test_an_explicit_group_means_itself_wherever_it_is_used(kit):
         assert len(c10d._world.pg_map) == 1
 
 
+def test_a_function_of_torchs_that_asks_for_the_bare_rank_means_that_in_its_groups_world(kit, monkeypatch):
+    """As those do up to torch 2.6 that gather, scatter and send objects."""
+    pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    monkeypatch.setattr(router, "_asks_bare", True)
+    own = kit.own(backend="fake", rank=3, size=4)
+    a, b = (kit.world(name, backend="fake", rank=rank, size=4) for rank, name in ((1, "a"), (2, "b")))
+
+    def bare(group, asked=None):
+        return get_rank(asked)  # noqa: F821  (of torch's module)
+
+    asks = types.FunctionType(bare.__code__, vars(c10d), argdefs=bare.__defaults__)
+    for selected, mine in ((None, 3), (a, 1), (b, 2)):
+        with router.selected(selected):
+            assert [asks(each) for each in (own, a.group, b.group, None)] == [3, 1, 2, mine]
+            assert asks(own, a.group) == 1
+            assert dist.get_rank() == mine
+
+
 def test_an_explicit_group_is_found_without_any_default_group(kit):
     pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     a = kit.world("a", backend="fake", rank=2, size=4)
