@@ -450,6 +450,11 @@ class WorldState(c10d._World):
             # Before the names go: who does not find one asks for the error.
             remember(tuple(self.pg_map), self.prefix, self._make_error)
         self.unregister_names()
+        for state in (_original, *_Living.states):
+            # Up to torch 2.5: of each group that objects were sent with, in the state that was selected then.
+            devices: dict[Any, Any] = getattr(state, "pg_default_device", {})
+            for group in tuple(self.pg_map):
+                devices.pop(group, None)
         for reference in self.meshes.valuerefs():
             # From torch 2.12 on a mesh holds its groups, and the caches of DTensor hold meshes for good.
             registry = getattr(reference(), "_pg_registry", None)

@@ -404,6 +404,19 @@ def test_forget_leaves_nothing(kit):
     assert a not in state_module.living()
 
 
+def test_forget_leaves_no_device_of_a_group_where_another_state_was_selected(kit, monkeypatch):
+    """Up to torch 2.5 collectives of objects note it, in the selected state."""
+    a, b = kit.world("a"), kit.world("b")
+    states = (state_module.original_world(), b)
+    for state in states:
+        if not hasattr(state, "pg_default_device"):
+            monkeypatch.setattr(state, "pg_default_device", {}, raising=False)
+        state.pg_default_device.update({a.group: "cpu", b.group: "cpu"})
+    a.forget()
+    assert [list(state.pg_default_device) for state in states] == [[b.group]] * 2
+    del states[0].pg_default_device[b.group]
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_a_group_that_is_made_while_its_world_ends_is_none_of_it(kit, monkeypatch, told):
     a, make = kit.world("a"), c10d.PrefixStore
