@@ -148,9 +148,10 @@ class _Job(Generic[_T]):
 
 def stream_of_caller() -> Callable[[], contextlib.AbstractContextManager[object]]:
     """Return what makes CUDA's current device and stream in another thread those of this one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    # Another thread may be importing torch: its modules have not all of their names yet.
+    initialized = getattr(cuda, "is_initialized", None)
+    if cuda is None or initialized is None or not initialized():
         return contextlib.nullcontext
-    cuda = torch.cuda
     stream = cuda.current_stream()
     return lambda: cuda.stream(stream)

@@ -60,6 +60,7 @@ _LEAVE = 1.0
 _PROCESS = re.compile(r"[0-9a-f]{32}")
 _LAST_PORT, _LAST_GENERATION = 0xFFFF, 0xFFFF_FFFF
 _LONGEST_WAIT = 5.0  # seconds, while nothing is due
+_HELPER_LATER = 300.0  # seconds at most between two starts of a helper that ends each time
 _HELPER_AFTER = 0.2  # seconds from a world's readiness to the helper's start, which would delay joins
 _POLL = 0.02  # seconds between two calls of `cancelled`, and between two looks whether the thread is needed
 
@@ -101,6 +102,7 @@ class Watchdog:
         self._table: IsolatedTable | None = None
         self._helper: Helper | None = None
         self._helper_at = math.inf
+        self._helper_pause = _LONGEST_WAIT
         self._attachments: dict[WorldId, Attachment] = {}
         self._kept: set[object] = set()  # holds of `keep` that are not released yet
         self._commands: deque[Callable[[float], None]] = deque()
@@ -538,9 +540,13 @@ class Watchdog:
                 if helper is not None and others:
                     self._helper_at = min(self._helper_at, self._clock() + _HELPER_AFTER)
             if helper is not None and self._helper_at <= now:
+                pid = helper.pid
                 helper.start()
-                # Again where it has died since, and where its queue was full.
-                self._helper_at = now + (_HELPER_AFTER if helper.behind else _LONGEST_WAIT)
+                # Again where it has died since, and where its queue was full; ever later if it always dies.
+                self._helper_pause = (
+                    _LONGEST_WAIT if helper.pid == pid else min(2 * self._helper_pause, _HELPER_LATER)
+                )
+                self._helper_at = now + (_HELPER_AFTER if helper.behind else self._helper_pause)
             while self._done:
                 self._done.popleft().set()
 

@@ -65,8 +65,9 @@ def _take(
     left: list[_Step], take: Callable[[_Step], object], again: set[_Step], errors: list[BaseException]
 ) -> None:
     while left:
-        step = left.pop(0)
+        step = left[0]
         try:
+            del left[0]  # no call: Ctrl-C comes before it, or within the step
             take(step)
         except BaseException as error:  # noqa: BLE001  (the first is raised, the others are logged)
             errors.append(error)

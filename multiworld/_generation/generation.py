@@ -8,6 +8,7 @@ that follow are carried out here, outside of all locks. It is made whole, of the
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from multiworld._c10d import fault_classification
@@ -21,7 +22,7 @@ from multiworld._core.lane.greeting import COLLECTIVES, CROWDS
 from multiworld._core.reraise import raised_by_the_program
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
-from multiworld._generation.every_step import take_from
+from multiworld._generation.every_step import take_all, take_from
 from multiworld._generation.fail_awaited import AwaitedOperations
 from multiworld._generation.generation_errors import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.operations import GenerationOperations
@@ -68,9 +69,10 @@ RELEASE_BUDGET = 2.0
 
 _AGAIN = frozenset({
     Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.SAY_GOODBYE, Action.DETACH, Action.RELEASE,
-    Action.RELEASE_STORE, Action.FAIL_AWAITED,
+    Action.RELEASE_LATER, Action.RELEASE_STORE, Action.FAIL_AWAITED, Action.FAIL_AWAITED_LATER,
 })  # fmt: skip
-"""Actions that Ctrl-C must not cut short, harmless when repeated; it ends the others, which wait."""
+"""Actions that Ctrl-C must not cut short, harmless when repeated. Of the others, two wait, which it ends; those
+that tell take each of their steps."""
 
 _SILENT = {Cause.CRASHED, Cause.HUNG, Cause.UNREACHABLE}
 """Causes after which a member's process does not answer; one that has failed may."""
@@ -321,10 +323,16 @@ class Generation:
     def _tell_broken(self, _: StageEvent) -> None:
         breakage = self.machine.breakage
         assert breakage is not None  # noqa: S101  (a generation that broke has one)
-        self.operations.report_later(breakage)
+        take_all(
+            self.world,
+            partial(self.operations.report_later, breakage),
+            partial(self._watch_blocked, breakage),
+            partial(self._owner._generation_broke, self, breakage),  # noqa: SLF001  (see `Owner`)
+        )
+
+    def _watch_blocked(self, breakage: Breakage) -> None:
         if self.operations.log.blocked:
             releaser.add(UNBLOCKED_AFTER, Unblocked(self.operations.log, self.roster, breakage))
-        self._owner._generation_broke(self, breakage)  # noqa: SLF001  (see `Owner`)
 
     def _tell_closed(self, _: StageEvent) -> None:
         self._owner._generation_closed(self)  # noqa: SLF001  (see `Owner`)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from multiworld._core.membership.state_sources import latest
-from multiworld._generation.every_step import take_all
+from multiworld._generation.every_step import take_from
 from multiworld._net.stores.rendezvous import least_pause
 
 if TYPE_CHECKING:
@@ -152,15 +152,18 @@ class Holdings:
         if self._aborter is not None:
             self._aborter.cancel()
         self._unfreed = resources.group  # also if Ctrl-C comes while it is freed
-        take_all(
-            resources.roster.world,
+        free = partial(self._free, resources, deadline)
+        steps = [
             partial(_end_operations, resources),
-            partial(self._free, resources, deadline),
+            free,
             resources.c10d.forget,
             partial(self._note_over, resources, left=left, again=again),
             partial(self._release_store_of_others, resources),
             self._is_released,
-        )
+        ]
+        # Only the one that waits for the group's destructors is ended by Ctrl-C.
+        repeated = [each for each in steps if each is not free]
+        take_from(resources.roster.world, steps, lambda step: step(), repeated)
 
     def _is_released(self) -> None:
         self._released.set()

@@ -18,6 +18,7 @@ class End(Protocol):
     """A publisher or a subscriber."""
 
     name: str
+    _store: object
     _closed: threading.Event
 
 
@@ -31,13 +32,20 @@ def begin(end: End) -> None:
     Raises:
         InvalidJoinError: the other end is open in this process.
     """
-    for other, process in list(_begun.items()):
-        same = other.name == end.name and process == os.getpid()
-        if same and type(other) is not type(end) and not other._closed.is_set():  # noqa: SLF001  (the other half)
+    _begun[end] = os.getpid()  # first: of two threads that begin at once, one at least finds the other
+    for reference in _begun.keyrefs():
+        other = reference()
+        if other not in {None, end} and _begun.get(other) == os.getpid() and _other_half(end, other):
+            del _begun[end]
             raise InvalidJoinError(
                 end.name,
                 f"a {type(end).__name__} of weights {end.name!r} beside their {type(other).__name__}",
                 rule="A process is the trainer of some weights or an engine, and not both",
                 next_step="Run the engine in another process, or close the other one first",
             )
-    _begun[end] = os.getpid()
+
+
+def _other_half(end: End, other: End) -> bool:
+    """Whether `other` is the open other end of the same weights: of the same name, in the same store."""
+    same = other.name == end.name and other._store == end._store  # noqa: SLF001  (an end's own)
+    return same and type(other) is not type(end) and not other._closed.is_set()  # noqa: SLF001  (an end's own)

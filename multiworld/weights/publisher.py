@@ -122,7 +122,11 @@ class Publisher:
         self._threads: list[threading.Thread] = []
         if rank == 0:
             one_end.begin(self)
-            self._engines_list = self._open()
+            try:
+                self._engines_list = self._open()
+            except BaseException:
+                self._closed.set()  # its error may be kept, and this with it: no end of these weights
+                raise
             try:
                 self._engines_list.claim(self._session)
                 registry.close_at_end(self)

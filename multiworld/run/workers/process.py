@@ -216,7 +216,8 @@ def stop_all(
             break
         now = time.monotonic()
         hurries = hurry is not None and hurry()
-        second = _is_second(wake.signalled(), ends, number, now - began)
+        # A run that goes on after SIGKILL hears its signals itself.
+        second = number != signal.SIGKILL and _is_second(wake.signalled(), ends, number, now - began)
         if killed_at is None and (hurries or now >= deadline or second):
             killed_at = now
             for process in left.values():

@@ -189,10 +189,10 @@ class Scaler:
 
     @property
     def fixed_ended(self) -> bool:
-        """Whether this node has workers of roles that are no range, and all of them have ended with 0."""
+        """Whether this node has workers of a role that is no range, and all that are wanted ended with 0."""
         changing = set() if self._plan is None else {role.name for role in self._plan.changing}
         fixed = {rank for rank, place in self._crew.places.items() if place.role not in changing}
-        return bool(fixed) and fixed <= self._crew.values.keys()
+        return bool(fixed) and self._crew.wanted <= self._crew.values.keys()
 
     def _change(self, change: scaling.Change) -> dict[int, str]:
         """Start and retire workers; return why some could not be started, which are not wanted then."""

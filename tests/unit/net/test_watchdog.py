@@ -459,7 +459,8 @@ def test_what_is_done_meanwhile_ends_with_the_attachment(group):
     began = time.monotonic()
     with pytest.raises(JoinTimeoutError, match="rank 1"):
         pack.attach(0, roster, timeout=0.3, meanwhile=meanwhile)
-    assert looks[-2] < began + 0.3 <= looks[-1]
+    assert time.monotonic() >= began + 0.3
+    assert looks[-2] < looks[0] + 0.3, "the time begins before the first look"
     assert pack.dogs[0].snapshot().worlds == ()
 
 

@@ -109,6 +109,16 @@ def test_only_a_signal_that_ends_the_run_ends_the_grace_period(number, sent):
     assert worker.sent == sent
 
 
+def test_a_signal_that_comes_while_workers_are_killed_is_left_to_a_run_that_goes_on():
+    wake = Wake()
+    try:
+        wake.listen((signal.SIGHUP,))
+        stop_all([Stubborn(signal.SIGHUP)], signal.SIGKILL, 0.0, wake, ends=(signal.SIGHUP,))
+        assert wake.came((signal.SIGHUP,))
+    finally:
+        wake.close()
+
+
 def test_signals_are_heard_while_the_other_nodes_are_told_and_after_the_kill():
     class Pressed(Stubborn):
         """Gets a signal at each look but the last."""

@@ -235,7 +235,11 @@ def test_one_that_had_ended_with_0_and_is_asked_for_again():
     assert node.starts == 3, "it runs already"
 
 
-@pytest.mark.parametrize(("fixed", "ended", "done"), [(True, True, 1), (True, False, 0), (False, False, 0)])
+@pytest.mark.parametrize(
+    ("fixed", "ended", "done"),
+    [(True, (0, 1), 1), (True, (0,), 0), (True, (), 0), (False, (), 0)],
+    ids=["all that are needed", "one of the range is needed and runs", "none", "no fixed role"],
+)
 def test_a_node_that_was_drained_keeps_the_ranks_of_a_fixed_role_whose_workers_have_ended(fixed, ended, done):
     roles = 'hub = 1\ntrainer = "1:3"' if fixed else 'trainer = "1:4"'
     node = Node(parse(f'[roles]\n{roles}\n[worlds.train]\nmembers = ["trainer:*"]\n', "plan.toml"))
@@ -244,9 +248,9 @@ def test_a_node_that_was_drained_keeps_the_ranks_of_a_fixed_role_whose_workers_h
         node.start(2)
         node.crew.wanted.add(2)
     assert node.scaler.drains_first(signal.SIGTERM, 9.0)
-    if ended:
-        del node.crew.processes[0]
-        node.crew.values[0] = None
+    for rank in ended:
+        del node.crew.processes[rank]
+        node.crew.values[rank] = None
     for rank in tuple(node.crew.retirements.ranks):
         node.ends(rank)
     told = []

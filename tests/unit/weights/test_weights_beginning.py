@@ -74,6 +74,27 @@ def test_a_process_has_one_end_of_some_weights(monkeypatch):
         assert two("w", {}, store).close()
 
 
+def test_a_relay_has_both_ends_of_one_name_in_two_stores():
+    taken = weights.Subscriber("w", {}, torch.distributed.HashStore())
+    given = weights.Publisher("w", {}, torch.distributed.HashStore())
+    assert given.close()
+    assert taken.close()
+
+
+def test_a_publisher_that_could_not_begin_is_no_end(monkeypatch):
+    store = torch.distributed.HashStore()
+
+    def fails(_):
+        raise mw.JoinError("w", "no store", rule="", next_step="")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights.Publisher, "_open", fails)
+        with pytest.raises(mw.JoinError, match="no store") as kept:
+            weights.Publisher("w", {}, store)
+    assert weights.Subscriber("w", {}, store).close()
+    assert kept.value.__traceback__ is not None
+
+
 @pytest.mark.parametrize("end", [weights.Publisher, weights.Subscriber])
 @pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), RuntimeError("can't start new thread")])
 def test_a_beginning_that_is_interrupted_leaves_no_thread(monkeypatch, end, error):

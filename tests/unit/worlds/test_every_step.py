@@ -46,6 +46,24 @@ def test_the_first_error_is_raised_and_the_others_are_logged(caplog):
     assert str(record.exc_info[1]) == "later"
 
 
+def test_ctrl_c_as_a_step_is_taken_from_the_list_loses_none():
+    class Interrupted(list):
+        def pop(self, *args):
+            super().pop(*args)
+            raise KeyboardInterrupt
+
+        def __delitem__(self, index):
+            super().__delitem__(index)
+            if not taken and len(self) == 1:
+                taken.append("interrupted")
+                raise KeyboardInterrupt
+
+    taken = []
+    with pytest.raises(KeyboardInterrupt):
+        take_from("w", Interrupted(["first", "second"]), taken.append, {"first", "second"})
+    assert taken == ["interrupted", "first", "second"]
+
+
 def test_a_step_that_ctrl_c_may_have_cut_short_is_taken_once_more():
     taken = []
 

@@ -14,7 +14,7 @@ PLAN = SimpleNamespace(meets_at="tcp://a:1", timeout=10.0)
 def test_a_member_that_has_left_and_comes_back_stays():
     gen = SimpleNamespace(world="w", number=1, rank=0, state=State.ACTIVE)
     gen.machine = SimpleNamespace(apply=lambda _: setattr(gen, "state", State.CLOSED))
-    world = SimpleNamespace(name="w", _gen=gen, _closes=0, _plan=PLAN, _leave_registry=lambda: None)
+    world = SimpleNamespace(name="w", _gen=gen, _closes=0, _plan=PLAN, _generation_closed=lambda _: None)
     advancing = Advancing(world, print)
     advancing.begin(0)
     preparing = advancing._preparing

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -13,7 +15,14 @@ torch = pytest.importorskip("torch")
 from multiworld._c10d.lane import state_transfer  # noqa: E402  (torch may be missing)
 from multiworld._join import state as states  # noqa: E402
 from multiworld._join import threaded  # noqa: E402
+from multiworld.uninterrupted import stream_of_caller  # noqa: E402  (torch may be missing)
 from multiworld.world import World  # noqa: E402
+
+
+def test_a_torch_that_another_thread_imports_has_no_stream_yet(monkeypatch):
+    for partly in (SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())):
+        monkeypatch.setitem(sys.modules, "torch", partly)
+        assert stream_of_caller() is contextlib.nullcontext
 
 
 @pytest.fixture
