@@ -217,19 +217,18 @@ def _forwarder_class() -> type[c10d._World]:
 
 
 def _naming(original: Any) -> Any:
-    def process_group_name(*args: Any, **kwargs: Any) -> str:
-        name = original(*args, **kwargs)
+    def process_group_name(ranks: Any, use_hashed_name: bool) -> str:
         state = current()
         if state is None:
-            return str(name)
+            return str(original(ranks, use_hashed_name))
         # torch counts names per state, while the C++ registry has one name space per process.
-        full = f"{state.prefix}{name}"
-        taken = set(dict.values(state.pg_names))
-        while full in taken:
-            # As torch 2.4 does for a second group of the same ranks; it cannot see past the prefix itself.
-            name = hashlib.sha1(f"{name}_".encode(), usedforsecurity=False).hexdigest()
-            full = f"{state.prefix}{name}"
-        return full
+        if not use_hashed_name:
+            return f"{state.prefix}{original(ranks, use_hashed_name)}"
+        # Of these groups only the members know, so they count them. What torch counts differs between members,
+        # and comes again once a group is destroyed, whose addresses are in the store for good.
+        state.hashed[tuple(ranks)] += 1
+        name = "_".join(map(str, (*ranks, state.hashed[tuple(ranks)])))
+        return f"{state.prefix}{hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()}"
 
     return process_group_name
 

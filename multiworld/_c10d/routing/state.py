@@ -18,6 +18,7 @@ import sys
 import threading
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -231,6 +232,7 @@ class WorldState(c10d._World):
         collectives: the same of collectives; None where all are the backends'.
         operations: the log of calls that torch carries; None before the world is made.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
+        hashed: by ranks, how many groups were made that only their members know of.
         compiler_groups: see `multiworld._c10d.routing.one_per_world`.
         checkpoints: see `multiworld._c10d.routing.checkpoints`.
         meshes: those made in this world that are still held, by identity: equal ones are several.
@@ -257,6 +259,7 @@ class WorldState(c10d._World):
         self.taken: Sequence[object] = ()
         self.before: Callable[[str, Sequence[Any], Mapping[str, Any]], None] = _at_once
         self.traffic: Traffic | None = None
+        self.hashed: Counter[tuple[int, ...]] = Counter()
         self.compiler_groups: dict[str, Any] = {}
         self.checkpoints: dict[str, Any] = {}
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

@@ -308,6 +308,23 @@ def test_names_carry_world_and_generation(kit):
     assert resolve("m8d:a:1:0") is first.group
 
 
+def test_members_of_a_group_name_it_alike_and_never_as_one_before(kit):
+    """A name stands in the store's keys. Members alone call `new_group` with `use_local_synchronization`."""
+    pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    named = []
+    for rank, before in ((0, [[0, 2], [0, 3]]), (1, [])):
+        state = kit.world(f"w{rank}", backend="fake", rank=rank, size=4)
+        with router.selected(state):
+            for ranks in before:
+                dist.new_group(ranks, use_local_synchronization=True)
+            for _ in range(3):
+                made = dist.new_group([0, 1], use_local_synchronization=True)
+                named.append(state.pg_names[made].removeprefix(state.prefix))
+                dist.destroy_process_group(made)
+    assert named[:3] == named[3:]
+    assert len({*named}) == 3
+
+
 def test_destroying_one_worlds_default_group_leaves_the_others(kit):
     own = kit.own()
     a, b = kit.world("a"), kit.world("b")
