@@ -71,8 +71,8 @@ _AGAIN = frozenset({
     Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.SAY_GOODBYE, Action.DETACH, Action.RELEASE,
     Action.RELEASE_LATER, Action.RELEASE_STORE, Action.FAIL_AWAITED, Action.FAIL_AWAITED_LATER,
 })  # fmt: skip
-"""Actions that Ctrl-C must not cut short, harmless when repeated. Of the others, two wait, which it ends; those
-that tell take each of their steps."""
+"""Actions that Ctrl-C must not cut short, harmless when repeated. Of the others, two wait, which it ends;
+those that tell take each of their steps."""
 
 _SILENT = {Cause.CRASHED, Cause.HUNG, Cause.UNREACHABLE}
 """Causes after which a member's process does not answer; one that has failed may."""
