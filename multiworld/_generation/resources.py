@@ -153,7 +153,7 @@ class Holdings:
             self._aborter.cancel()
         self._unfreed = resources.group  # also if Ctrl-C comes while it is freed
         free = partial(self._free, resources, deadline)
-        steps = [
+        steps: list[Callable[[], object]] = [
             partial(_end_operations, resources),
             free,
             resources.c10d.forget,

@@ -18,8 +18,10 @@ class End(Protocol):
     """A publisher or a subscriber."""
 
     name: str
-    _store: object
     _closed: threading.Event
+
+    @property
+    def _store(self) -> object: ...
 
 
 _begun: weakref.WeakKeyDictionary[End, int] = weakref.WeakKeyDictionary()

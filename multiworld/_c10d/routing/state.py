@@ -456,8 +456,8 @@ class WorldState(c10d._World):
         for state in (_original, *_Living.states):
             # Up to torch 2.5: of each group that objects were sent with, in the state that was selected then.
             devices: dict[Any, Any] = getattr(state, "pg_default_device", {})
-            for group in tuple(self.pg_map):
-                devices.pop(group, None)
+            for noted in tuple(self.pg_map):
+                devices.pop(noted, None)
         for reference in self.meshes.valuerefs():
             # From torch 2.12 on a mesh holds its groups, and the caches of DTensor hold meshes for good.
             registry = getattr(reference(), "_pg_registry", None)
