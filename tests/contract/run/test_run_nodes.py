@@ -330,9 +330,17 @@ def hosts(cluster, network, guests=None, **options):
     return agents, [agent.wait("settled") for agent in agents]
 
 
+def connected(cluster, network):
+    """Start hosts and wait until each has its connections, without which the others would be lost to it at once."""
+    agents, settled = hosts(cluster, network, hang=HANG)
+    for agent in agents:
+        agent.wait("linked", count=2)
+    return agents, settled
+
+
 def a_guest_with_a_seat(cluster, network):
     """Start hosts; return the agents, these by slot, one with a seat beside the store's host, and its settlement."""
-    agents, settled = hosts(cluster, network, hang=HANG)
+    agents, settled = connected(cluster, network)
     slots = by_slot(agents, settled)
     victim = next(agent for slot, agent in slots.items() if slot is not None and agent is not agents[0])
     if agents[0] is slots[None]:
@@ -404,7 +412,7 @@ def test_a_node_that_is_done_while_it_is_cut_off_works_again_when_it_gets_a_seat
 
 
 def test_the_rendezvous_store_goes_with_a_host_that_is_cut_off_and_the_others_go_on(cluster, network):
-    agents, settled = hosts(cluster, network, hang=HANG)
+    agents, settled = connected(cluster, network)
     slots = by_slot(agents, settled)
     place = settled[0]
     if place["slot"] is None:
