@@ -191,7 +191,10 @@ def test_arguments_that_are_called_otherwise():
         mw.join("w1", 0, 1, colour="red")
 
 
-def test_a_backend_that_is_listed_and_not_there(tmp_path):
+def test_a_backend_that_is_listed_and_not_there(tmp_path, monkeypatch):
+    # Torch registers it when its compiler is loaded, as an earlier test may have done.
+    plugins = {name: each for name, each in torch.distributed.Backend._plugins.items() if name != "FAKE"}
+    monkeypatch.setattr(torch.distributed.Backend, "_plugins", plugins)
     with pytest.raises(mw.BackendError, match=r"'fake'.*can build: gloo"):
         mw.join("w1", 0, 1, store=f"file://{tmp_path}/store", backend="fake", timeout=SOON)
 
