@@ -486,9 +486,8 @@ class World(Selecting, ObjectCollectives):
             stop = self._stop_listening if self._gen.state is State.CLOSED else _nothing
         stop()
         registry.remove(self.name, self)
-        with (
-            self._watch_lock
-        ):  # Ctrl-C in `__enter__` of `_changed`, a function in Python, would leave it held
+        # Not `_changed`: its `__enter__` is a function in Python, and Ctrl-C in it would leave the lock held.
+        with self._watch_lock:
             self._changed.notify_all()
 
     # -- for joins -------------------------------------------------------------------------------------------

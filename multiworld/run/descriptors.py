@@ -22,7 +22,10 @@ _PER_WORKER = 2
 def check_descriptors(workers: int) -> None:
     """Raise `RunError` where this process may open too few to be the launcher of `workers` workers."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = len(procfs.names("/proc/self/fd")) - 1  # and not the folder itself
+    try:
+        opened = len(procfs.names("/proc/self/fd")) - 1  # and not the folder itself
+    except FileNotFoundError:  # a system without /proc
+        return
     check_limit(None if limit == resource.RLIM_INFINITY else limit, opened, workers)
 
 
