@@ -9,7 +9,7 @@ from multiworld._c10d.lane.collective_dispatch import LIMITS, GroupCollectives
 from multiworld._core.operations.log import OperationLog
 from multiworld._net.lane.endpoint import Endpoint
 
-PATIENCE = 30.0  # seconds; nothing takes that long when all is well
+PATIENCE = 120.0  # seconds; nothing takes that long when all is well
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0  # seconds; nothing here takes that long when all is well, on a machine that runs
+PATIENCE = 120.0  # seconds; nothing here takes that long when all is well, on a machine that runs
 
 BUFFER = """
 import ctypes, os, sys

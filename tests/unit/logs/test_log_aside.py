@@ -13,7 +13,7 @@ import pytest
 from multiworld.logs import aside, writer
 from multiworld.logs.source import logger
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 class Handler(logging.Handler):

@@ -10,7 +10,7 @@ import pytest
 
 from multiworld.logs.writer import Backlog, LineWriter
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class Stream(io.StringIO):

@@ -16,7 +16,7 @@ from multiworld._net.lane import destroyed_tasks
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.endpoint import Endpoint
 
-PATIENCE = 30.0  # seconds; nothing takes that long when all is well
+PATIENCE = 120.0  # seconds; nothing takes that long when all is well
 
 
 @pytest.fixture(autouse=True)

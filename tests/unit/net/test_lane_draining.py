@@ -13,7 +13,7 @@ from kits.lanekit import payload
 from multiworld._core.lane import frames
 from multiworld._net.lane.endpoint import Endpoint
 
-PATIENCE = 30.0  # seconds; nothing takes that long when all is well
+PATIENCE = 120.0  # seconds; nothing takes that long when all is well
 
 
 def soon():

@@ -18,7 +18,7 @@ from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import Background
 from multiworld._net.lane.endpoint import Endpoint
 
-PATIENCE = 30.0  # seconds; nothing takes that long when all is well
+PATIENCE = 120.0  # seconds; nothing takes that long when all is well
 PIECE = 100_000
 SIZE = 1_000_000
 

@@ -22,7 +22,7 @@ from multiworld.events import State
 from multiworld.manager import WorldManager
 from multiworld.registry import Registry
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 class FakeWorld:

@@ -12,7 +12,7 @@ from multiworld._generation.background_release import Releaser
 from multiworld._net.stores import connected_processes as callers_module
 from multiworld._net.stores.connected_processes import callers, others
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 def until(what):

@@ -17,7 +17,7 @@ from multiworld._generation.stuck import StuckWatch
 from multiworld.events import WorldStuck, bus
 
 AFTER = 0.05
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 class Generation:

@@ -11,7 +11,7 @@ import pytest
 from multiworld.events import State
 from multiworld.work import WorldWork
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 class Receive:
