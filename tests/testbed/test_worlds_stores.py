@@ -23,7 +23,7 @@ def test_a_world_is_closed_while_its_store_stands_still(launch, backend, killed)
                 ended = ranks.join(ranks=[told.rank])[told.rank]
                 assert told.fields["free"], told.fields
                 assert told.fields["gone"]
-                assert told.fields["gap"] < 1.0
+                assert told.fields["gap"] < 3.0  # of 5 s that its store would hold it up, and a busy machine
                 assert (ended.code, ended.signal) == (0, None)
                 assert ended.at - told.at < 5.0
         store.resume(0)
