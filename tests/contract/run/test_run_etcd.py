@@ -22,7 +22,7 @@ def etcd(tmp_path):
 
 def hub(folder, etcd, backend, *options, **more):
     conf = {
-        "etcd-v2": "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3",
+        "etcd-v2": "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=7",
         "etcd": "last_call_timeout=3",
     }
     return Hub(

@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from kits.contract import nodekit
 from kits.contract.hubkit import Hub, kill_host
 from kits.netkit import Network
 
@@ -23,7 +24,8 @@ def network():
 
 def conf(*, serves):
     # Torch finds out by the host's name whether it is the endpoint's; all hosts here have the same name.
-    return f"is_host={int(serves)},keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3"
+    patience = ",".join(f"{name}={nodekit.CONF[name]}" for name in nodekit.CONF if name != "join_timeout")
+    return f"is_host={int(serves)},{patience}"
 
 
 def hub(folder, network, *options, **more):
