@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING
 
 from multiworld._net.tls.credentials import current
-from multiworld._net.tls.session import RefusedError, peer_of
+from multiworld._net.tls.session import HUNG_UP, RefusedError, peer_of
 
 if TYPE_CHECKING:
     from multiworld._net.tls.credentials import Credentials
@@ -313,6 +313,12 @@ def _no_store(error: OSError, client: TcpClient | None, credentials: Credentials
             "process is in secure mode",
             "See that the process that serves the store runs, with M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA",
         )
+    if client is None and isinstance(cause, HUNG_UP):
+        return NotAStoreError(
+            "what listens there closed the connection in the TLS handshake: no store is behind it, or it "
+            "does not speak TLS, and this process is in secure mode",
+            "See that the process that serves the store runs, with M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA",
+        )
     if isinstance(cause, ssl.SSLCertVerificationError):
         return NotAStoreError(
             f"the certificate of the store there is refused ({cause.verify_message})",
@@ -322,7 +328,7 @@ def _no_store(error: OSError, client: TcpClient | None, credentials: Credentials
         return NotAStoreError(
             f"the store there is refused: {cause}", "Give the address of a store of this process's own job"
         )
-    if client is not None and isinstance(cause, ssl.SSLError):
+    if client is not None and isinstance(cause, ssl.SSLError) and not isinstance(cause, HUNG_UP):
         return NotAStoreError(
             f"the store there refuses this process's certificate, {credentials.identity} ({cause.reason})",
             "Give this process a valid certificate (M8D_TLS_CERT) by an authority in that one's M8D_TLS_CA",

@@ -10,7 +10,10 @@ from multiworld._net.tls.identity import Identity
 if TYPE_CHECKING:
     from multiworld._net.tls.credentials import Credentials
 
-__all__ = ["RefusedError", "Session", "peer_of"]
+__all__ = ["HUNG_UP", "RefusedError", "Session", "peer_of"]
+
+HUNG_UP = ssl.SSLZeroReturnError, ssl.SSLEOFError, ssl.SSLSyscallError
+"""Errors of a connection that the other end closed: they say nothing about its certificate, or this one's."""
 
 _CHUNK = 65536
 

@@ -29,7 +29,7 @@ from multiworld._net.stores.resolving import resolved_targets
 from multiworld._net.stores.servers import Server, serve
 from multiworld._net.stores.tcp_client import TcpClient
 from multiworld._net.stores.torchstore import TcpStore
-from multiworld._net.tls.session import RefusedError
+from multiworld._net.tls.session import HUNG_UP, RefusedError
 from multiworld.errors import MultiworldError
 from multiworld.run.clusters.values import C10D_PORT  # torch 2.4 has it under no name
 from multiworld.run.errors import ArgumentsError
@@ -193,7 +193,10 @@ def _serve(host: str, port: int) -> Server | None:
 def _refused(error: BaseException | None) -> bool:
     """Whether the other end is no process of the run, or does not take this one for one."""
     while error is not None:
-        if isinstance(error, ssl.SSLError | RefusedError):
+        if isinstance(error, RefusedError):
+            return True
+        # Who hangs up may be a proxy whose store has not come yet.
+        if isinstance(error, ssl.SSLError) and not isinstance(error, HUNG_UP):
             return True
         error = error.__cause__
     return False
