@@ -29,6 +29,9 @@ __all__ = ["Authority", "Issued"]
 _EARLY = dt.timedelta(minutes=5)
 """Certificates are valid from then on before they are made: hosts' clocks differ."""
 
+_LONGEST = 64
+"""Bytes of a common name (RFC 5280, ub-common-name)."""
+
 
 class Issued(NamedTuple):
     """A certificate and its key, both PEM; the key has no password."""
@@ -109,9 +112,12 @@ class Authority:
             name: of the process, for messages.
             days: for which it is valid.
             addresses: further names by which browsers and others may reach it.
+
+        Raises:
+            ValueError: a name that no certificate can have, or `days` that are over.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _cut(name))])
         names = [
             x509.UniformResourceIdentifier(uri(self.job, host)),
             *(_alternative(each) for each in dict.fromkeys((host, *addresses)) if each),
@@ -170,8 +176,12 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _alternative(name: str) -> x509.GeneralName:
+def _cut(name: str) -> str:
+    """Return as much of a name as a common name holds."""
+    return name.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
 
+
+def _alternative(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

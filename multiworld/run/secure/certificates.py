@@ -8,6 +8,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from multiworld.run.errors import RunError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -67,6 +69,7 @@ class Certificates:
 
         Raises:
             OSError: it cannot be written.
+            RunError: it cannot be signed.
         """
         with self._lock:
             self._names[stem] = name
@@ -74,7 +77,7 @@ class Certificates:
         return {"M8D_TLS_CERT": str(path), "M8D_TLS_KEY": str(path), "M8D_TLS_CA": str(self._ca)}
 
     def worker(self, rank: int, role: str, role_rank: int) -> dict[str, str]:
-        """Write a new certificate for a worker that is about to start; return its variables."""
+        """Write a new certificate for a worker that is about to start, as `issue`; return its variables."""
         return self.issue(f"rank-{rank}", f"rank {rank} {role}:{role_rank}")
 
     def close(self) -> None:
@@ -83,10 +86,21 @@ class Certificates:
         self._thread.join(5.0)
 
     def _write(self, stem: str, name: str) -> Path:
-        left = (self._authority.until - time.time()) / _DAY
-        issued = self._authority.issue(
-            self._host, name, days=min(self._days, left), addresses=self._addresses
-        )
+        until = self._authority.until
+        left = (until - time.time()) / _DAY
+        if left <= 0:
+            ended = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(until))
+            raise RunError(
+                f"the authority's certificate was valid until {ended}",
+                rule="What an authority signs is valid as long as its own certificate",
+                next_step="Start the launchers again, with another authority",
+            )
+        try:
+            issued = self._authority.issue(
+                self._host, name, days=min(self._days, left), addresses=self._addresses
+            )
+        except ValueError as error:
+            raise RunError(f"no certificate for {name!r} on {self._host!r}: {error}") from error
         return self._folder.write(f"{stem}.pem", issued.certificate + issued.key)
 
     def _run(self) -> None:
@@ -98,7 +112,7 @@ class Certificates:
             try:
                 due = time.time() + half
                 self._renew()
-            except (OSError, ValueError) as error:  # ValueError: the authority's own certificate has ended
+            except (OSError, RunError) as error:
                 due = time.time() + min(_AGAIN, half / 4)
                 self._note(
                     logging.WARNING, f"certificates could not be renewed, and are tried again: {error}"

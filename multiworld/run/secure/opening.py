@@ -13,7 +13,7 @@ from multiworld import settings
 from multiworld._net.host_address import outward
 from multiworld._net.tls.authority import Authority
 from multiworld._net.tls.credentials import Credentials, current
-from multiworld.run.errors import RunError
+from multiworld.run.errors import ArgumentsError, RunError
 from multiworld.run.nodes.secure_rendezvous import ENVIRONMENT
 from multiworld.run.secure import authority_folder
 from multiworld.run.secure.certificates import Certificates
@@ -55,7 +55,7 @@ class Secured:
         """Return the variables of a worker that is about to start; its certificate is a new one.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: it cannot be signed, or written.
         """
         if self._certificates is None:
             return {}
@@ -129,9 +129,20 @@ def open_secure(
 
 
 def _addresses() -> tuple[str, ...]:
-    """Return the names by which this host's processes are reached, beside its own: browsers check them."""
+    """Return the names by which this host's processes are reached, beside its own: browsers check them.
+
+    Raises:
+        ArgumentsError: one is no name as browsers send it.
+    """
     more = settings.environment("M8D_WEB_HOSTS") or ""
-    names = (each.strip() for each in more.split(","))
+    names = [each.strip() for each in more.split(",")]
+    for name in names:
+        if not name.isascii():
+            raise ArgumentsError(
+                f"M8D_WEB_HOSTS: {name}",
+                rule="Browsers and certificates have names of hosts in ASCII",
+                next_step="Give the name that begins with xn--, as browsers send it",
+            )
     return ("localhost", "127.0.0.1", "::1", outward(), *(each for each in names if each))
 
 

@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from multiworld._net.tls.authority import Authority
 from multiworld._net.tls.credentials import Credentials
-from multiworld.run.errors import ArgumentsError
+from multiworld.run.errors import ArgumentsError, RunError
 from multiworld.run.launcher import launch
 from multiworld.run.nodes.secure_rendezvous import secure_handler
 from multiworld.run.options import parse
@@ -22,6 +22,7 @@ from multiworld.run.secure import authority_folder, key_folder
 from multiworld.run.secure.certificates import Certificates
 from multiworld.run.secure.commands import make_authority
 from multiworld.run.secure.key_folder import KeyFolder, remove_abandoned
+from multiworld.run.secure.opening import open_secure
 from multiworld.run.secure.source import CertificateSource, choose_source
 from multiworld.run.workers.orphan_reaper import OrphanReaper
 
@@ -197,6 +198,40 @@ def test_each_start_of_a_worker_has_another_key(made):
 def test_certificates_end_no_later_than_their_authority(made):
     certificates = made(30.0, authority_days=0.25)
     assert credentials(certificates.issue("a", "a")).until <= time.time() + 0.25 * 86400
+
+
+@pytest.mark.parametrize("ago", [1, 3600])
+def test_an_authority_that_has_ended_signs_nothing(made, monkeypatch, ago):
+    certificates = made(0.5)
+    monkeypatch.setattr(Authority, "until", time.time() - ago)
+    with pytest.raises(RunError, match=r"authority's certificate was valid until .* UTC"):
+        certificates.worker(0, "trainer", 0)
+
+
+def test_what_a_certificate_cannot_name_is_told(made, monkeypatch):
+    certificates = made(0.5)
+    monkeypatch.setattr(certificates, "_addresses", ("münchen.de",))
+    with pytest.raises(RunError, match=r"no certificate for 'rank 0 trainer:0' on .*DNSName"):
+        certificates.worker(0, "trainer", 0)
+
+
+@pytest.mark.parametrize(
+    ("role", "kept"),
+    [("训练" * 20, "训练" * 9 + "训"), ("é" * 40, "é" * 28), ("\udcff", "?:0")],
+    ids=["of three", "of two", "no text"],
+)
+def test_a_common_name_is_cut_to_the_bytes_it_may_have(made, role, kept):
+    own = credentials(made(0.5).worker(0, role, 0))
+    assert own.identity.subject == f"rank 0 {kept}"
+
+
+def test_a_name_for_the_page_that_browsers_send_otherwise_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("M8D_WEB_HOSTS", "page.example, münchen.de")
+    with (
+        contextlib.ExitStack() as parts,
+        pytest.raises(ArgumentsError, match=r"M8D_WEB_HOSTS: münchen\.de.*xn--"),
+    ):
+        open_secure(CertificateSource("run"), "job", tmp_path, parts, lambda *_: None, days=1.0)
 
 
 def test_all_are_renewed_at_half_their_time(made):
