@@ -41,6 +41,9 @@ _BRIEF = 0.1
 _RESOLVE_AGAIN = 5.0
 """Seconds after which the name of a host that is silent is resolved anew: it may lead elsewhere by now."""
 
+_UNRESOLVED = 0.25
+"""Seconds for the same where it does not resolve."""
+
 ORDINARY = 3.0
 """Seconds after which a store that has not said what it is counts as an ordinary one, not as a candidate.
 
@@ -68,7 +71,9 @@ class Addresses:
         self._why: dict[int, str] = {}  # what TLS has to do with what was found
         self._unsaid: dict[int, float] = {}  # since when a store does not say what it is; by position
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
-        self._resolve_at: dict[int, float] = {}  # when a silent host's name is resolved anew; by position
+        self._resolve_at: dict[
+            int, float
+        ] = {}  # when a name is resolved anew: of a silent host, or that did not resolve; by position
 
     def look(
         self, skip: int | None = None, *, busy: float = BUSY, brief: Collection[int] = ()
@@ -118,7 +123,8 @@ class Addresses:
             try:
                 self._targets[at] = resolved_targets(self.all[at], world="", deadline=time.monotonic() + LOOK)
             except WorldError:  # silent, as a host that does not answer
-                return self._targets.get(at, [])
+                known = self._targets.setdefault(at, [])
+                self._resolve_at[at] = time.monotonic() + (_RESOLVE_AGAIN if known else _UNRESOLVED)
         return self._targets[at]
 
     def is_own(self, at: int) -> bool:

@@ -18,6 +18,7 @@ from multiworld._core.membership.serving import AddressState
 from multiworld._net.stores import listed, looking
 from multiworld._net.stores.address import StoreAddress
 from multiworld._net.stores.store import open_store
+from multiworld.errors import StoreUnreachableError
 
 
 def test_the_thread_goes_on_after_any_error(monkeypatch, caplog):
@@ -117,6 +118,23 @@ def test_the_name_of_a_silent_host_is_resolved_anew(monkeypatch):
         now[0] += 60.0
         addresses.look()
     assert asked == [100.0, 105.5], "it answers: nothing is asked"
+
+
+def test_a_name_that_does_not_resolve_is_asked_for_four_times_a_second(monkeypatch):
+    now, asked = [100.0], []
+
+    def unresolved(address, **_):
+        asked.append(address.host)
+        raise StoreUnreachableError("", address.host)
+
+    monkeypatch.setattr(looking, "resolved_targets", unresolved)
+    monkeypatch.setattr(looking, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    addresses = looking.Addresses((StoreAddress("tcp", "pod", 29500),))
+    for _ in range(10):
+        assert addresses.look()[0][0].look is AddressState.SILENT
+        assert not addresses.is_own(0)
+        now[0] += 0.05
+    assert asked == ["pod", "pod"]
 
 
 class Store:
