@@ -58,12 +58,13 @@ class EtcdClient:
 
     Args:
         address: of the cluster.
+        secure: whether this process is in secure mode, which speaks nothing older than TLS 1.3.
 
     Raises:
         InvalidJoinError: urllib3 is missing, or a file of the address cannot be read.
     """
 
-    def __init__(self, address: EtcdAddress) -> None:
+    def __init__(self, address: EtcdAddress, *, secure: bool = False) -> None:
         try:
             import urllib3  # noqa: PLC0415  (an extra, which only these stores need)
         except ImportError as error:
@@ -74,6 +75,7 @@ class EtcdClient:
                 next_step="pip install 'm8d[etcd]'",
             ) from error
         self.address = address
+        self._secure = secure
         self._errors: Any = urllib3.exceptions.HTTPError
         self._late: Any = urllib3.exceptions.TimeoutError
         self._timeout: Any = urllib3.Timeout
@@ -162,7 +164,7 @@ class EtcdClient:
     def _load(self) -> tuple[tuple[tuple[int, int, int], ...], Any]:
         """Return the versions of the address's files, and a pool for connections with them."""
         versions = versions_of(self._files)  # first: one that changes meanwhile is seen at the next look
-        return versions, self._new_pool(**_tls(self.address))
+        return versions, self._new_pool(**_tls(self.address, self._secure))
 
     def _read_again(self) -> None:
         """Make a new pool where the address's files have changed; one that fails leaves the old one."""
@@ -216,12 +218,14 @@ class EtcdClient:
         return (code if type(code) is int else -1), said
 
 
-def _tls(address: EtcdAddress) -> dict[str, Any]:
+def _tls(address: EtcdAddress, secure: bool) -> dict[str, Any]:
     if not address.secure:
         return {}
     import ssl  # noqa: PLC0415  (only with TLS)
 
     context = ssl.create_default_context(cafile=address.ca or None)
+    if secure:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
     if address.cert:
         context.load_cert_chain(address.cert, address.key)
     return {"ssl_context": context}

@@ -65,7 +65,7 @@ def open_etcd(
     with registry.slot(text):
         shared = registry.hold(text)
         if shared is None:
-            shared = registry.put(text, _SharedEtcd(text, EtcdClient(address)))
+            shared = registry.put(text, _SharedEtcd(text, EtcdClient(address, secure=secure)))
     assert isinstance(shared, _SharedEtcd)  # noqa: S101  (the key is an etcd's)
     try:
         view = EtcdStore(shared.etcd, lease=shared.lease, deadline=deadline, cancelled=cancelled)

@@ -15,6 +15,7 @@ import pytest
 
 from multiworld._net.stores import etcd_client
 from multiworld._net.stores.etcd_address import EtcdAddress
+from multiworld.errors import StoreUnreachableError
 
 pytest.importorskip("urllib3")
 
@@ -177,13 +178,19 @@ def test_a_login_that_is_refused_is_told(monkeypatch):
 
 
 class Greeted:
-    """A member of a cluster that answers one call on a connection, and keeps whom certificates name."""
+    """A member of a cluster that answers one call on a connection, and keeps whom certificates name.
 
-    def __init__(self, files):
+    Attributes:
+        failed: a handshake with it has failed.
+    """
+
+    def __init__(self, files, latest=ssl.TLSVersion.MAXIMUM_SUPPORTED):
         self.names, self._listener = [], socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._context = files.credentials.context(server=True)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._context.maximum_version = latest
+        self.failed = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -194,7 +201,12 @@ class Greeted:
                 connection.settimeout(20)
                 if not connection.recv(1, socket.MSG_PEEK):
                     return
-                with self._context.wrap_socket(connection, server_side=True) as tls:
+                try:
+                    tls = self._context.wrap_socket(connection, server_side=True)
+                except OSError:
+                    self.failed.set()
+                    raise
+                with tls:
                     self.names.append(tls.getpeercert()["subject"][0][0][1])
                     asked = b""
                     while not asked.endswith(b"{}") and (more := tls.recv(65536)):
@@ -235,3 +247,19 @@ def test_files_that_have_changed_are_read_again_and_wrong_ones_are_not_used(tmp_
         pool = etcd._pool
         call()
         assert etcd._pool is pool
+
+
+def test_secure_mode_speaks_nothing_older_than_tls_1_3(tmp_path):
+    tlskit = pytest.importorskip("kits.tlskit", exc_type=ImportError)
+    etcd_store = pytest.importorskip("multiworld._net.stores.etcd_store", exc_type=ImportError)
+    ours = tlskit.authority()
+    files = tlskit.Files(tmp_path / "member", ours)
+    theirs = tlskit.Files(tmp_path / "server", ours, host="127.0.0.1", addresses=("127.0.0.1",))
+    server = Greeted(theirs, latest=ssl.TLSVersion.TLSv1_2)
+    text = f"etcd://{server.address}/p?ca={files.ca}&cert={files.cert}&key={files.key}"
+    with contextlib.closing(server):
+        with contextlib.closing(etcd_client.EtcdClient(EtcdAddress.parse(text))) as etcd:
+            assert etcd._post(0, "/kv/range", {}, {}, 20.0) == (0, {})
+        until = time.monotonic() + 30.0
+        with pytest.raises(StoreUnreachableError, match="SSL"):
+            etcd_store.open_etcd(text, world="w", secure=True, deadline=until, cancelled=server.failed.is_set)
