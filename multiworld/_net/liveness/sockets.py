@@ -203,10 +203,9 @@ class Sockets:
         entry: _Channel | None = None
         try:
             family, address = resolve(endpoint.host, endpoint.port)
+            session = self._session(server=False)
             connection = socket.socket(family, socket.SOCK_STREAM)
-            entry = self._channels[channel] = _Channel(
-                channel, connection, self._session(server=False), connecting=True
-            )
+            entry = self._channels[channel] = _Channel(channel, connection, session, connecting=True)
             _prepare(connection)
             code = connection.connect_ex(address)
         except (OSError, ValueError, OverflowError) as error:  # the last: a port of another member's making
@@ -416,6 +415,7 @@ class Sockets:
 
     def _accept(self, listener: Listener, events: list[SocketEvent]) -> None:
         for _ in range(_ACCEPTS):
+            session = self._session(server=True)
             try:
                 connection, _ = listener.socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -424,7 +424,6 @@ class Sockets:
                 if listener.socket.fileno() >= 0:  # else it was closed a moment ago
                     self._pause()
                 return
-            session = self._session(server=True)
             entry = _Channel(self._channel(), connection, session, connecting=False)
             self._channels[entry.number] = entry
             _prepare(connection)
@@ -432,6 +431,10 @@ class Sockets:
             events.append(Accepted(entry.number))
 
     def _session(self, *, server: bool) -> Session | None:
+        """Return TLS for a socket that is made next.
+
+        It may read files: a child that is forked meanwhile would not find a socket that is in no channel yet.
+        """
         return None if self._credentials is None else Session(self._credentials, server=server)
 
     def _pause(self) -> None:

@@ -204,6 +204,8 @@ class _Serving:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
+            # First: it may read files, and a child that is forked meanwhile closes what is in the table only.
+            session = Session(self._credentials, server=True)
             try:
                 sock, _ = self.listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -211,12 +213,11 @@ class _Serving:
             except OSError as error:
                 self._without_descriptors(error)
                 return
-            if len(self._strangers) >= self._most:
-                self._drop(next(iter(self._strangers.values())))
-            sock.setblocking(False)
-            session = Session(self._credentials, server=True)
             connection = _Connection(sock, session, Dialogue(self._values), self._clock + _PATIENCE)
             self._connections[sock.fileno()] = self._strangers[sock.fileno()] = connection
+            sock.setblocking(False)
+            if len(self._strangers) > self._most:
+                self._drop(next(iter(self._strangers.values())))
             with contextlib.suppress(OSError):  # it is gone already
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._watch(connection)
