@@ -42,16 +42,20 @@ def sources_digest(record: str, root: Path = ROOT) -> str:
     return code_digest(RECORDS[record], (), root)
 
 
-def code_digest(folders: Iterable[str], files: Iterable[Path], root: Path = ROOT) -> str:
+def code_digest(
+    folders: Iterable[str], files: Iterable[Path], root: Path = ROOT, *, but: Iterable[str] = ()
+) -> str:
     """Return the digest of the code in folders, and of files: 12 hex digits.
 
     Args:
         folders: relative to `root`; documentation in them does not count.
         files: that count, whatever they are, below `root`.
         root: of the project.
+        but: what of the folders does not count: files and folders relative to `root`.
     """
+    left_out = {root / name for name in but}
     found = [path for folder in folders for path in (root / folder).rglob("*") if path.suffix in _CODE]
-    return _digest([*found, *files], root)
+    return _digest([*(path for path in found if not left_out & {path, *path.parents}), *files], root)
 
 
 def patches_digest(patches: Iterable[tuple[str, str]]) -> str:

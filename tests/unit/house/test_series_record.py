@@ -23,7 +23,8 @@ def project(tmp_path: Path) -> Path:
     for name in (
         "multiworld/shim/loader.py", "multiworld/provenance/sbom.py", "multiworld/__init__.py",
         "multiworld/errors.py", "multiworld/world.py",
-        "build/m8d_build/overlay/a.py", "build/m8d_build/notes.md", "tests/testbed/bed/b.py",
+        "build/m8d_build/overlay/a.py", "build/m8d_build/notes.md", "build/m8d_build/full/e.py",
+        "build/m8d_build/cli/full.py", "build/m8d_build/cli/overlay.py", "tests/testbed/bed/b.py",
         "tests/testbed/src/c.cpp", "tests/testbed/programs/d.py", "tests/testbed/conftest.py",
         "tests/testbed/pairkit.py", "tests/testbed/test_patches_ends.py", "tests/testbed/test_worlds.py",
         "patches/targets.toml", "patches/v2.6.0/series", "patches/v2.6.0/0001-a.patch", "patches/v2.9.1/series",
@@ -51,8 +52,8 @@ def test_a_series_is_due_until_it_is_on_record(project, due):
 @pytest.mark.parametrize(
     "name",
     [
-        "build/m8d_build/overlay/a.py", "tests/testbed/bed/b.py", "tests/testbed/src/c.cpp",
-        "tests/testbed/programs/d.py", "tests/testbed/conftest.py", "tests/testbed/pairkit.py",
+        "build/m8d_build/overlay/a.py", "build/m8d_build/overlay/full.py", "build/m8d_build/cli/overlay.py",
+        "tests/testbed/bed/b.py", "tests/testbed/src/c.cpp", "tests/testbed/programs/d.py", "tests/testbed/conftest.py", "tests/testbed/pairkit.py",
         "tests/testbed/test_patches_ends.py", "patches/targets.toml", "patches/v2.6.0/series",
         "patches/v2.6.0/0001-a.patch", "patches/v2.6.0/0002-b.patch", "multiworld/shim/loader.py",
         "multiworld/provenance/sbom.py", "multiworld/__init__.py", "multiworld/errors.py",
@@ -68,6 +69,9 @@ def test_it_is_due_again_after_a_change_of_what_it_is_made_from_or_shown_with(pr
     "name",
     [
         "build/m8d_build/notes.md",
+        "build/m8d_build/full/e.py",
+        "build/m8d_build/full/new.py",
+        "build/m8d_build/cli/full.py",
         "tests/testbed/test_worlds.py",
         "patches/v2.9.1/series",
         "multiworld/world.py",
@@ -92,6 +96,14 @@ def test_what_the_toolchain_takes_from_the_package_counts():
     assert {each for each in found if not each.startswith(counted)} <= {"multiworld", "multiworld.errors"}
     assert {"multiworld/provenance", "multiworld/shim"} <= {*series._FOLDERS}
     assert {"multiworld/__init__.py", "multiworld/errors.py"} <= {*series._FILES}
+
+
+def test_what_does_not_count_is_there_and_nothing_that_counts_uses_it():
+    left_out = {ROOT / name for name in series._LEFT_OUT}
+    assert all(path.exists() for path in left_out)
+    for path in (ROOT / "build" / "m8d_build").rglob("*.py"):
+        if not left_out & {path, *path.parents}:
+            assert not re.search(r"m8d_build\.(cli\.)?full\b", path.read_text(encoding="utf-8")), path
 
 
 def test_ci_and_nox_have_all_series_but_the_default_one():
