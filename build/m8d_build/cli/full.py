@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from m8d_build.cli._common import announce, choose_target, positive, python_tag
 from m8d_build.files.blobs import file_sha256
 from m8d_build.full.actions import StandardActions
-from m8d_build.full.build import run_full, unfinished
+from m8d_build.full.build import loses_compiled, run_full, unfinished
 from m8d_build.full.machine import read_machine
 from m8d_build.full.plan import jobs_for, plan_full
 from m8d_build.full.preflight import Need, Problem, choose_route, preflight, require
@@ -124,6 +124,15 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         cxx11_abi=bool(target.abi and target.abi.cxx11_abi),
     )
     problems = [*preflight(need, machine), *_source_problem(args.source, plan.layout.work)]
+    if not args.fresh and loses_compiled(plan):
+        problems.append(
+            Problem(
+                "earlier",
+                f"{plan.layout.tree}, and what is compiled there",
+                "an earlier run made it with other options or from other files, and this one would remove it",
+                f"Run it as before ({plan.layout.logs} has that run's commands), or remove it with --fresh",
+            )
+        )
     if args.plan:
         _show(plan, problems, console, as_json=args.json)
         return 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
             """Do one action; return the finished wheel if that is what it made."""
 
 
-__all__ = ["FullResult", "run_full", "unfinished"]
+__all__ = ["FullResult", "loses_compiled", "run_full", "unfinished"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,13 @@ def unfinished(plan: FullPlan) -> tuple[Step, ...]:
     """Return the steps a run would do now."""
     makes = [path for step in plan.steps for path in step.makes]
     return remaining(plan.steps, load_state(plan.layout.state), {path: _is_there(path) for path in makes})
+
+
+def loses_compiled(plan: FullPlan) -> bool:
+    """Return whether a run would remove finished sources with what is compiled in them: hours of work."""
+    tree, state = plan.layout.tree, load_state(plan.layout.state)
+    removes = any(str(tree) in step.clears and step.id in state for step in unfinished(plan))
+    return removes and (tree / "build").is_dir()
 
 
 def run_full(

@@ -49,8 +49,13 @@ class Command:
     timeout: float = HOUR
 
     def identity(self) -> object:
-        """Return what the result depends on, as plain values."""
-        return ["command", self.argv, self.cwd, [(k, v) for k, v in self.env if k not in self.loose]]
+        """Return what the result depends on, as plain values.
+
+        Of the program that is its name, without a version: where conda or Python lies changes nothing.
+        """
+        program = self.argv[0].rpartition("/")[2].rstrip("0123456789.")
+        env = [(k, v) for k, v in self.env if k not in self.loose]
+        return ["command", [program, *self.argv[1:]], self.cwd, env]
 
 
 @dataclass(frozen=True)

@@ -617,6 +617,33 @@ def test_a_tree_in_the_folder_where_it_is_built_is_refused(repository, tmp_path)
     assert (tree / "setup.py").exists()
 
 
+def test_a_tree_with_compiled_objects_is_never_removed_unasked(repository):
+    """Of another --env, say: it is hours of work."""
+    words = ("--torch", "2.6.0", "--plan", "--json")
+
+    def plan(*more):
+        return json.loads(execute(repository, *words, *more)[1])
+
+    def refused(*more):
+        return [each["found"] for each in plan(*more)["problems"] if each["code"] == "earlier"]
+
+    made = plan("--env", "mamba")
+    tree = Path(made["work"]) / "pytorch"
+    finished = {step["id"]: {"key": step["key"], "seconds": 1} for step in made["steps"][:2]}
+    for path in (tree / "setup.py", tree.parent / "env/bin/python"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    (tree.parent / "state.json").write_text(json.dumps({"schema": 1, "steps": finished}))
+    assert not refused("--env", "venv")  # nothing is compiled there
+    (tree / "build").mkdir()
+    assert not refused("--env", "mamba")
+    assert not refused("--env", "mamba", "--archs", "9.0")  # they stay in the tree
+    assert refused("--env", "venv") == [f"{tree}, and what is compiled there"]
+    assert not refused("--env", "venv", "--fresh")
+    with pytest.raises(PreflightFailed, match="an earlier run made it with other options"):
+        execute(repository, "--torch", "2.6.0", "--env", "venv")
+
+
 @pytest.mark.compiler
 def test_the_command_builds_and_says_how_to_install(repository, tmp_path, machine, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")

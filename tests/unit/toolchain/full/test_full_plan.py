@@ -250,6 +250,18 @@ def test_the_number_of_jobs_changes_no_step():
     assert changed(plan_of(jobs=2), plan_of(jobs=64)) == []
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_where_conda_or_python_lies_changes_no_step(monkeypatch, route):
+    before = plan_of(route=route)
+    program = {"venv": "/home/me/venv/bin/python3"}.get(route, f"/elsewhere/{route}")
+    monkeypatch.setitem(ROUTES, route, replace(ROUTES[route], program=program))
+    assert changed(before, plan_of(route=route)) == []
+
+
+def test_another_program_that_makes_the_environment_changes_all():
+    assert changed(plan_of(route="conda"), plan_of(route="venv")) == [step.id for step in plan_of().steps]
+
+
 def test_other_architectures_change_the_build_and_nothing_before_it():
     assert changed(plan_of(), plan_of(archs=("9.0",))) == ["configure", "wheel", "finish", "inspect"]
 
