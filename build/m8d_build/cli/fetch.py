@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from m8d_build.cli._common import choose_target, python_tag
 from m8d_build.errors import OutputUnwritable
 from m8d_build.files.disk import copy_sources, needs_room
+from m8d_build.files.lock import using
 from m8d_build.progress import Progress, Silent
 from m8d_build.sources import CHOICES, SPARSE, fetch_source
 
@@ -53,10 +54,11 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     if out is not None:
         _refuse_used(out)
     reporter = Silent() if args.json else Progress([], console)
-    tree = fetch_source(
-        target, settings, source=args.source, allow_unverified=args.allow_unverified, reporter=reporter
-    )
-    root = tree.root if out is None else _copy(tree, out)
+    with using(settings.cache):
+        tree = fetch_source(
+            target, settings, source=args.source, allow_unverified=args.allow_unverified, reporter=reporter
+        )
+        root = tree.root if out is None else _copy(tree, out)
     if args.json:
         said = {
             "torch": target.version,

@@ -10,7 +10,7 @@ from m8d_build.environments.download import WheelRequest, get_wheel
 from m8d_build.errors import BuildError, PortConflict, SourceUnreachable
 from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
-from m8d_build.files.lock import hold
+from m8d_build.files.lock import hold, using
 from m8d_build.gitrepo.tree import changed_files, head_commit, is_git_tree
 from m8d_build.overlay.build import OverlayRequest, build_overlay
 from m8d_build.overlay.plan import Step
@@ -78,7 +78,8 @@ def build_ported(request: OverlayRequest, settings: Settings, reporter: Reporter
     version = request.target.version
     targets = load_targets(settings.patches)
     folder = settings.out / f"port-{version}-{request.python}"
-    with hold(folder, what=f"port the patches to torch {version}"):
+    # Sources and wheels are looked at here, and used by the build: none may be pruned in between.
+    with hold(folder, what=f"port the patches to torch {version}"), using(settings.cache):
         recorder = Recorder(reporter)
         report = PortReport(
             version, request.python, nearest_series(targets, version).version, folder / "patches"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +15,14 @@ from rich.console import Console
 from m8d_build.cli import main
 from m8d_build.errors import (
     BlobMismatch,
+    BuildBusy,
     CheckFailed,
     PortConflict,
     PrerequisiteMissing,
     UnknownVersion,
     WheelMismatch,
 )
+from m8d_build.files.lock import pruning
 from m8d_build.overlay.build import Built
 from m8d_build.porting import build as module
 from m8d_build.porting.build import build_ported
@@ -103,6 +106,27 @@ def test_the_report_beside_the_wheel_says_what_became_of_each_topic_and_what_was
     assert port.repository.as_uri() in said["sources_of_series"]
     assert said["checks"][-1] == {"name": "check", "result": "passed", "notes": ["12 strong symbols"]}
     assert "this file" in said["send"]
+
+
+class Pruning(Silent):
+    """A reporter that tries to prune the cache when a step has ended."""
+
+    def __init__(self, cache) -> None:
+        super().__init__()
+        self.cache, self.kept = cache, []
+
+    @contextmanager
+    def step(self, name):
+        yield
+        with pytest.raises(BuildBusy), pruning(self.cache):
+            pass
+        self.kept.append(name)
+
+
+def test_the_cache_is_not_pruned_between_the_steps(port, overlay):
+    reporter = Pruning(port.settings.cache)
+    build_ported(port.request(), port.settings, reporter)
+    assert reporter.kept == [module.OFFICIAL, module.SOURCES, module.PORT, "check"]
 
 
 def test_a_hunk_without_a_place_stops_it_and_names_topic_file_and_report(tmp_path, overlay):

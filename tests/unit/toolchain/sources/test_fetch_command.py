@@ -20,10 +20,13 @@ from kits.sourcekit import (
 
 from m8d_build.cli import fetch as fetch_command
 from m8d_build.errors import (
+    BuildBusy,
     DiskFull,
     OutputUnwritable,
     WrongTree,
 )
+from m8d_build.files.disk import copy_sources
+from m8d_build.files.lock import pruning
 from m8d_build.progress import Console
 
 
@@ -73,6 +76,21 @@ def test_the_command_copies_what_is_needed_into_a_new_folder(target, settings, t
     assert f"torch 2.6.0: {out}\n" in text
     assert contents(out) == FILES
     assert [p.name for p in out.parent.iterdir()] == ["copy"]
+
+
+def test_the_cache_is_not_pruned_while_the_command_copies_from_it(target, settings, tmp_path, monkeypatch):
+    copied = []
+
+    def copy(source, to):
+        with pytest.raises(BuildBusy), pruning(settings.cache):
+            pass
+        copied.append(source)
+        copy_sources(source, to)
+
+    monkeypatch.setattr(fetch_command, "copy_sources", copy)
+    root = write_tree(tmp_path / "mine", FILES)
+    assert run_fetch(settings, "--source", str(root), "--out", str(tmp_path / "copy"))[0] == 0
+    assert copied
 
 
 def test_the_command_never_writes_into_a_used_folder(target, settings, tmp_path):
