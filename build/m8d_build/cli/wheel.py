@@ -18,6 +18,7 @@ from m8d_build.series.read import load_series
 from m8d_build.targets import load_targets
 from m8d_build.wheel.facts import read_facts
 from m8d_build.wheel.provenance import file_input
+from m8d_build.wheel.repack import SCRATCH, remove_leftovers
 from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.errors import MarkerError
 from multiworld.shim.marker import library_info
@@ -84,29 +85,28 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             rule="this command puts a library into a wheel, and no Python files",
             next_step="Build library and wheel: `python -m m8d_build overlay`",
         )
-    with (
-        hold(settings.out, what=f"repack {wheel.path.name}"),
-        tempfile.TemporaryDirectory(prefix=".wheel-", dir=settings.out) as folder,
-    ):
-        unpacked = Path(folder)
-        extract(wheel.path, unpacked, lambda name: name.startswith("torch/lib/") and ".so" in name)
-        facts = read_facts(wheel, installed=unpacked)
-        facts.check_against(target)
-        grafted = graft_edits(unpacked / GRAFTED, args.overlay)
-        # It names its topics, but no digest of their patches: what it was built from is not known.
-        library = [file_input(args.overlay.name, file_sha256(args.overlay))]
-        made = write_patched(
-            wheel,
-            sha256,
-            facts,
-            target,
-            series,
-            args.overlay,
-            grafted,
-            settings,
-            inputs=library,
-            unverified=(*(() if on_record else (wheel.path.name,)), args.overlay.name),
-        )
+    with hold(settings.out, what=f"repack {wheel.path.name}"):
+        remove_leftovers(settings.out)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=settings.out) as folder:
+            unpacked = Path(folder)
+            extract(wheel.path, unpacked, lambda name: name.startswith("torch/lib/") and ".so" in name)
+            facts = read_facts(wheel, installed=unpacked)
+            facts.check_against(target)
+            grafted = graft_edits(unpacked / GRAFTED, args.overlay)
+            # It names its topics, but no digest of their patches: what it was built from is not known.
+            library = [file_input(args.overlay.name, file_sha256(args.overlay))]
+            made = write_patched(
+                wheel,
+                sha256,
+                facts,
+                target,
+                series,
+                args.overlay,
+                grafted,
+                settings,
+                inputs=library,
+                unverified=(*(() if on_record else (wheel.path.name,)), args.overlay.name),
+            )
     if args.json:
         print_json(console, {"path": str(made.path), "size": made.size, "sha256": made.sha256})
     else:

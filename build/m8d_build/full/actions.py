@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build.errors import BlobMismatch, CheckFailed, DirtyTree, PrerequisiteMissing, WrongTree
 from m8d_build.files.disk import copy_sources
+from m8d_build.files.lock import hold
 from m8d_build.full.portable import Tools, built_wheel, finish_wheel
 from m8d_build.full.steps import Act
 from m8d_build.gitrepo.tree import changed_files, head_commit, is_git_tree
@@ -19,6 +20,7 @@ from m8d_build.sources.identity import differences, mismatch
 from m8d_build.wheel.inspect import TopicStatus, inspect_wheel
 from m8d_build.wheel.marking import mode_of
 from m8d_build.wheel.provenance import source_inputs
+from m8d_build.wheel.repack import remove_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +33,8 @@ __all__ = ["StandardActions", "check_tree", "link_libraries", "submodule_paths"]
 
 # One file of each of these submodules: what setup.py's own check takes as a sign that they are there.
 SUBMODULE_SIGNS = ("CMakeLists.txt", "Makefile", "setup.py", "LICENSE", "LICENSE.md", "LICENSE.txt")
+
+OUT_WAIT = 3600.0  # seconds that an overlay build may take in the same output folder
 
 
 @dataclass(frozen=True)
@@ -96,16 +100,19 @@ class StandardActions:
         )
         wheel = built_wheel(Path(action["dist"]))
         read = pristine_files(plan.layout.tree, [file.path for file in self.target.files])
-        made = finish_wheel(
-            plan,
-            wheel,
-            self.series,
-            tools,
-            commit=self.target.commit,
-            inputs=source_inputs(read),
-            scratch=Path(action["scratch"]),
-            log=log,
-        )
+        # Another build that holds this folder removes what it takes for a killed one's.
+        with hold(plan.layout.out, what=f"finish torch {plan.version}", wait=OUT_WAIT):
+            remove_leftovers(plan.layout.out)
+            made = finish_wheel(
+                plan,
+                wheel,
+                self.series,
+                tools,
+                commit=self.target.commit,
+                inputs=source_inputs(read),
+                scratch=Path(action["scratch"]),
+                log=log,
+            )
         shutil.rmtree(action["scratch"])
         return made.path
 

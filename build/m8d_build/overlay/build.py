@@ -42,6 +42,7 @@ from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import pinned_requirements, read_facts
 from m8d_build.wheel.inspect import inspect_wheel
 from m8d_build.wheel.provenance import file_input, source_inputs
+from m8d_build.wheel.repack import remove_leftovers
 from m8d_build.wheel.wheelfile import open_wheel
 
 if TYPE_CHECKING:
@@ -133,10 +134,11 @@ def build_overlay(request: OverlayRequest, settings: Settings, report: Reporter)
         hold(work, what=what, option=CACHE_OPTION),
         needs_room(settings.cache, what),
     ):
+        build = _Build(request, settings, report, work / "build")
+        remove_tree(build.work)  # of a run that was killed; its room is there for this one
+        remove_leftovers(settings.out)
         _room(settings.cache, WORK_MB)
         _room(settings.out, OUT_MB)
-        build = _Build(request, settings, report, work / "build")
-        remove_tree(build.work)  # of a run that was killed
         build.work.mkdir(parents=True)
         build.logs.mkdir(parents=True, exist_ok=True)
         build.log.unlink(missing_ok=True)

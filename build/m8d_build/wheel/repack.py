@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from m8d_build.wheel.deflate import Deflated
     from m8d_build.wheel.wheelfile import WheelFile
 
-__all__ = ["Edit", "Put", "Repacked", "repack"]
+__all__ = ["SCRATCH", "Edit", "Put", "Repacked", "remove_leftovers", "repack"]
 
+SCRATCH = ".wheel-"
+"""How the folders begin that are made in an output folder for unpacked libraries."""
 _ROOM = 16 << 20  # RECORD, directory, and what the file system itself needs
 
 
@@ -100,14 +102,14 @@ def repack(
     """
     steps = plan_entries(wheel, changes, local=local, platform=platform, notices=notices or {})
     target = out_dir / wheel_name(wheel, local, platform)
-    _preflight(out_dir, _room_needed(wheel, steps))
     chunks = ChunkCache(cache) if cache is not None else None
     # A folder beside its place, because open_wheel reads from its name what a wheel is. The folder's own name
     # stays the same, so that what a killed run left goes away with the next one.
     temporary = out_dir / f".{target.stem}.part"
     try:
+        remove_tree(temporary)
+        _preflight(out_dir, _room_needed(wheel, steps))
         with needs_room(out_dir, f"writing {target.name}"):
-            remove_tree(temporary)
             temporary.mkdir()
             part = temporary / target.name
             made = _write(wheel, part, steps, dist_info_name(wheel, local), describe, jobs, chunks)
@@ -129,6 +131,12 @@ def repack(
         chunks.prune()
     reused = sum(done.reused for done in made.values())
     return Repacked(target, size, sha256, reused, tuple(out_dir / path.name for path in more))
+
+
+def remove_leftovers(out_dir: Path) -> None:
+    """Remove what killed runs left half-made in an output folder, which the caller holds."""
+    for left in (*out_dir.glob(".torch-*.part"), *out_dir.glob(f"{SCRATCH}*")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _write(

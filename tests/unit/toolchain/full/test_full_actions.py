@@ -23,6 +23,7 @@ from rich.console import Console
 from m8d_build.cli import full as command
 from m8d_build.errors import (
     BlobMismatch,
+    BuildBusy,
     CheckFailed,
     CommandFailed,
     DirtyTree,
@@ -32,6 +33,8 @@ from m8d_build.errors import (
     WheelInvalid,
     WrongTree,
 )
+from m8d_build.files.lock import hold
+from m8d_build.full import actions
 from m8d_build.full.actions import StandardActions, check_tree, link_libraries
 from m8d_build.full.build import run_full
 from m8d_build.full.environment import Route, RouteKind
@@ -474,6 +477,22 @@ def test_without_patchelf_the_wheel_is_not_finished(tmp_path, machine):
     )
     with pytest.raises(PrerequisiteMissing, match="no patchelf"):
         run_full(plan, actions_of(tmp_path, series), Silent())
+
+
+@pytest.mark.compiler
+def test_the_output_folder_is_held_while_the_wheel_is_written(tmp_path, machine, monkeypatch):
+    """An overlay build in the same folder removes what killed runs have left there."""
+    series = make_series(tmp_path / "patches")
+    real = actions.finish_wheel
+
+    def finish(plan, *more, **options):
+        with pytest.raises(BuildBusy, match="finish torch"), hold(plan.layout.out, what="build an overlay"):
+            pass
+        return real(plan, *more, **options)
+
+    monkeypatch.setattr(actions, "finish_wheel", finish)
+    result = run_full(real_plan(tmp_path, machine, series), actions_of(tmp_path, series), Silent())
+    assert "finish" in result.ran
 
 
 @pytest.mark.compiler

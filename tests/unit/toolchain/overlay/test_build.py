@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from m8d_build.errors import BuildBusy, PreflightFailed
+from m8d_build.errors import BuildBusy, CompilerMissing, DiskFull, PreflightFailed
 from m8d_build.files.lock import hold
 from m8d_build.overlay.build import OverlayRequest, build_overlay
 from m8d_build.progress import Silent
@@ -48,6 +50,28 @@ def test_a_build_beside_one_in_the_same_folder_writes_nothing_there(
         with pytest.raises(BuildBusy, match="build the first"):
             build_overlay(request_of(), settings, Silent())
         assert sorted(settings.out.iterdir()) == there
+
+
+def test_room_that_a_killed_build_took_is_this_ones(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [
+        settings.cache / "work" / "torch-2.6.0-cp311" / "build" / "torch",
+        settings.out / ".torch-2.6.0+cu124.m8d1.edited12345678-cp311-cp311-manylinux_2_28_x86_64.part",
+        settings.out / ".wheel-abcdefgh",
+    ]
+    for path in left:
+        path.mkdir(parents=True)
+    usage = shutil.disk_usage(settings.out)
+    free = 10**12
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _path: usage._replace(free=0 if any(p.exists() for p in left) else free)
+    )
+    with pytest.raises(CompilerMissing, match="no-such-compiler"):  # it went on
+        build_overlay(request_of(), replace(settings, compiler="no-such-compiler"), Silent())
+    free = 0
+    with pytest.raises(DiskFull):
+        build_overlay(request_of(), settings, Silent())
 
 
 def test_a_system_that_does_not_say_which_cores_may_be_used(

@@ -239,11 +239,12 @@ def test_a_failure_while_writing_leaves_the_earlier_wheel_and_nothing_else(
     assert made.path.read_bytes() == before
 
 
-def test_what_a_killed_run_left_goes_away(tmp_path):
+def test_what_a_killed_run_left_goes_away_before_the_room_is_measured(tmp_path, monkeypatch):
     source, made = make(tmp_path)
     stale = tmp_path / "out" / f".{made.path.stem}.part"
     stale.mkdir()
     (stale / "half.whl").write_bytes(b"half")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, 0 if stale.exists() else 10**9))
     make(tmp_path, source=source)
     assert leave(tmp_path / "out") == [made.path.name]
 

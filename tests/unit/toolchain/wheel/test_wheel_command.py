@@ -18,7 +18,7 @@ from m8d_build.errors import (
     WheelInvalid,
     WheelMismatch,
 )
-from m8d_build.files.lock import hold
+from m8d_build.files.lock import LOCK_NAME, hold
 from m8d_build.wheel.inspect import inspect_wheel
 from m8d_build.wheel.wheelfile import open_wheel
 
@@ -150,6 +150,13 @@ def test_a_series_that_changes_python_files_is_refused(tmp_path, call):
     assert "torch/distributed/distributed_c10d.py as well" in out
     assert "python -m m8d_build overlay" in out
     assert not list((tmp_path / "out").glob("*.whl"))
+
+
+def test_what_killed_runs_left_there_goes_away(tmp_path, call):
+    for name in (".wheel-abc", ".torch-2.5.0+cu124.m8d1-cp311-cp311-linux_x86_64.part"):
+        (tmp_path / "out" / name / "torch").mkdir(parents=True)
+    assert call()[0] == 0
+    assert not [path.name for path in (tmp_path / "out").glob(".*") if not path.name.startswith(LOCK_NAME)]
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path, call):
