@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import toytorch
 from kits import fakewheel
+from kits.unportedkit import commit_tag, git
 from rich.console import Console
 from toytorch import PYTHON, Toy
 
@@ -351,6 +352,22 @@ def test_a_header_of_the_sources_that_is_not_on_record_is_refused_or_told(
     statement = verify_wheel(made).statement
     assert statement.tools["unverified"] == HANDLERS
     assert Resource(HANDLERS, blob_id(path.read_bytes()), "gitBlob") in statement.inputs
+
+
+def test_such_a_header_is_seen_under_whatever_name_the_cache_has(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler writes the canonical path of a header of the source tree where that is the shorter one."""
+    targets = toy.patches / "targets.toml"
+    lines = targets.read_text().splitlines(keepends=True)
+    targets.write_text("".join(line for line in lines if HANDLERS not in line))
+    git(toy.tree, "init", "--quiet")
+    commit_tag(toy.tree, "v2.6.0")
+    monkeypatch.setenv("M8D_PYTORCH_GIT", toy.tree.as_uri())
+    (tmp_path / "beside").mkdir()
+    cache = tmp_path / "beside" / ".." / "cache"
+    refused(command(toy, tmp_path, cache, source="git"), errors.BlobMismatch, HANDLERS)
+    assert not wheels_in(tmp_path / "out")
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -182,7 +182,8 @@ class _Build:
             self.report.note(tree.origin)
         with step(Step.PATCHES):
             series = load_series(self.settings.patches, target.version)
-            layout = Layout(self.work / "stage", tree.root, self.work)
+            # GCC names a header by its canonical path where that is shorter; so it begins with this one.
+            layout = Layout(self.work / "stage", tree.root.resolve(), self.work)
             touched = self.stage(series, layout)
             read = pristine_files(tree.root, [file.path for file in target.files])
             unverified = [*self.request.unproven, *([] if on_record else [wheel.path.name])]
