@@ -151,7 +151,7 @@ def _command(command: Command, step: Step, log: Path) -> None:
             what=command.what,
             log=log,
             cwd=Path(command.cwd),
-            env=dict(command.env),
+            env=dict((*command.env, *command.hidden)),
             timeout=command.timeout,
             next_step=step.next_step,
         )

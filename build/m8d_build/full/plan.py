@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build.full.environment import RouteKind, build_variables, create_commands, inside, render_environment
 from m8d_build.full.steps import HOUR, Act, Action, Command, FullPlan, Layout, Step, python_tag
+from m8d_build.sources.base import without_password
 from m8d_build.wheel.label import local_label
 
 if TYPE_CHECKING:
@@ -105,14 +106,16 @@ def _sources(target: Target, options: FullOptions, layout: Layout) -> Step:
     tree = str(layout.tree)
     fetch: Command | Action
     if options.source == "git":
+        url = without_password(options.git_url)
         fetch = Command(
             f"clone PyTorch {target.tag} with its submodules",
             (
                 "git", "clone", "--quiet", "--branch", target.tag, "--depth", "1",
-                "--recurse-submodules", "--shallow-submodules", "--jobs", "8", options.git_url, tree,
+                "--recurse-submodules", "--shallow-submodules", "--jobs", "8", url, tree,
             ),
             str(layout.work),
             env=(("GIT_TERMINAL_PROMPT", "0"),),
+            hidden=_instead(url, options.git_url),
             timeout=6 * HOUR,
         )  # fmt: skip
         advice = (
@@ -129,6 +132,17 @@ def _sources(target: Target, options: FullOptions, layout: Layout) -> Step:
         clears=(tree,),
         makes=(str(layout.tree / "setup.py"),),
         next_step=advice,
+    )
+
+
+def _instead(shown: str, url: str) -> tuple[tuple[str, str], ...]:
+    """Return the variables by which git uses a URL with a password where it is told the one without."""
+    if url == shown:
+        return ()
+    return (
+        ("GIT_CONFIG_COUNT", "1"),
+        ("GIT_CONFIG_KEY_0", f"url.{url}.insteadOf"),
+        ("GIT_CONFIG_VALUE_0", shown),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ class Command:
         cwd: its working folder.
         env: variables set on top of ours, in order.
         loose: names in ``env`` whose values do not change what is built (MAX_JOBS).
+    hidden: more variables: they hold a password, so they are never shown, and change nothing that is built.
         timeout: seconds.
     """
 
@@ -46,6 +47,7 @@ class Command:
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
     loose: tuple[str, ...] = ()
+    hidden: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeout: float = HOUR
 
     def identity(self) -> object:

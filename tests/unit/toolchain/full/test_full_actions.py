@@ -480,6 +480,32 @@ def test_without_patchelf_the_wheel_is_not_finished(tmp_path, machine):
 
 
 @pytest.mark.compiler
+@pytest.mark.git
+def test_a_password_in_the_url_of_git_is_never_shown(tmp_path, machine):
+    url, series = "https://me:secret@mirror/pytorch.git", make_series(tmp_path / "patches")
+    program(Path(machine["git"]), f'env > "{tmp_path}/env"; echo "fatal: git $*"; exit 128')
+    plan = real_plan(tmp_path, machine, series, git_url=url)
+    assert [step.key for step in plan.steps] == [
+        step.key for step in real_plan(tmp_path, machine, series, git_url=url.replace("secret", "new")).steps
+    ]
+    with pytest.raises(CommandFailed) as caught:
+        run_full(plan, actions_of(tmp_path, series), Silent())
+    log = (plan.layout.logs / "sources.log").read_text()
+    assert "https://mirror/pytorch.git" in log
+    for said in (log, str(caught.value), caught.value.tail, json.dumps(plan.as_json()), repr(plan)):
+        assert "secret" not in said
+    told = [line for line in (tmp_path / "env").read_text().splitlines() if line.startswith("GIT_")]
+    assert f"GIT_CONFIG_KEY_0=url.{url}.insteadOf" in told
+    asked = subprocess.run(
+        ["/usr/bin/env", *told, "git", "ls-remote", "--get-url", "https://mirror/pytorch.git"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert asked.stdout.strip() == url  # what git makes of it
+
+
+@pytest.mark.compiler
 def test_the_output_folder_is_held_while_the_wheel_is_written(tmp_path, machine, monkeypatch):
     """An overlay build in the same folder removes what killed runs have left there."""
     series = make_series(tmp_path / "patches")
