@@ -12,7 +12,7 @@ from m8d_build.cli._common import announce, choose_target, positive, python_tag
 from m8d_build.files.blobs import file_sha256
 from m8d_build.full.actions import StandardActions
 from m8d_build.full.build import loses_compiled, run_full, unfinished
-from m8d_build.full.machine import read_machine
+from m8d_build.full.machine import read_machine, taken_by
 from m8d_build.full.plan import jobs_for, plan_full
 from m8d_build.full.preflight import Need, Problem, choose_route, preflight, require
 from m8d_build.full.recipes import load_recipes
@@ -103,16 +103,6 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         git_url=settings.git_url,
         archs=tuple(args.archs.split(";")) if args.archs else (),
     )
-    need = Need(
-        torch=target.version,
-        recipe=recipe,
-        kind=route.kind,
-        python=options.python,
-        jobs=options.jobs,
-        abi=target.abi,
-        patches=len(series.patches),
-        from_git=options.source == "git",
-    )
     plan = plan_full(
         target,
         recipe,
@@ -122,6 +112,17 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             known_commit=options.source == "git" or is_git_tree(Path(options.source)),
         ),
         cxx11_abi=bool(target.abi and target.abi.cxx11_abi),
+    )
+    need = Need(
+        torch=target.version,
+        recipe=recipe,
+        kind=route.kind,
+        python=options.python,
+        jobs=options.jobs,
+        abi=target.abi,
+        patches=len(series.patches),
+        from_git=options.source == "git",
+        held=taken_by(plan.layout.work),
     )
     problems = [*preflight(need, machine), *_source_problem(args.source, plan.layout.work)]
     if not args.fresh and loses_compiled(plan):

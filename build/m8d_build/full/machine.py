@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from m8d_build.errors import CommandFailed
 from m8d_build.proc import run
 from m8d_build.settings import usable_cores
 
-__all__ = ["Compiler", "MachineFacts", "Toolkit", "parse_compiler", "parse_nvcc", "read_machine"]
+__all__ = ["Compiler", "MachineFacts", "Toolkit", "parse_compiler", "parse_nvcc", "read_machine", "taken_by"]
 
 PROGRAMS = ("git", "conda", "mamba", "micromamba")
 ASK_SECONDS = 20.0
@@ -117,6 +118,16 @@ def read_machine(out: Path, compiler: str) -> MachineFacts:
         compiler=_compiler(compiler),
         toolkits=_toolkits(),
     )
+
+
+def taken_by(folder: Path) -> int:
+    """Return how many bytes of the disk a folder takes; 0 if it is not there."""
+    taken = 0
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):  # a build that works there has just removed it
+                taken += Path(place, name).lstat().st_blocks * 512
+    return taken
 
 
 def parse_compiler(path: str, banner: str) -> Compiler:

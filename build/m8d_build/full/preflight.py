@@ -57,7 +57,8 @@ class Need:
         python: version to build for.
         jobs: compilers side by side.
         from_git: whether the sources are cloned.
-        disk: bytes that must be free.
+        disk: bytes that it takes in all.
+        held: bytes that the build's folder takes already: they are there for it, kept or removed.
         abi: how the official wheel was compiled, None if the target does not say.
         patches: how many there are to apply.
     """
@@ -71,6 +72,7 @@ class Need:
     patches: int
     from_git: bool = True
     disk: int = DISK_BYTES
+    held: int = 0
 
 
 def choose_route(asked: str, recipe: Recipe, machine: MachineFacts) -> Route:
@@ -163,10 +165,11 @@ def _system(need: Need, machine: MachineFacts) -> Iterator[Problem]:
 def _room(need: Need, machine: MachineFacts) -> Iterator[Problem]:
     if not machine.writable:
         yield Problem("out", "the output folder", "it must be one we may write", "Name another with --out")
-    if machine.free < need.disk:
+    if machine.free + need.held < need.disk:
+        earlier = f", {_gib(need.held)} GiB in the build's folder" if need.held else ""
         yield Problem(
             "disk",
-            f"{_gib(machine.free)} GiB free",
+            f"{_gib(machine.free)} GiB free{earlier}",
             f"about {_gib(need.disk)} GiB are needed",
             "Free some room, or name a folder on a larger disk with --out",
         )

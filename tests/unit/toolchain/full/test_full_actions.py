@@ -662,6 +662,19 @@ def test_a_tree_in_the_folder_where_it_is_built_is_refused(repository, tmp_path)
     assert (tree / "setup.py").exists()
 
 
+@pytest.mark.parametrize("more", [(), ("--fresh",)])
+def test_the_room_that_an_earlier_run_takes_counts_as_there(repository, tmp_path, monkeypatch, more):
+    facts = command.read_machine(tmp_path, "g++")
+    monkeypatch.setattr(command, "read_machine", lambda *_: replace(facts, free=40 * 2**30))
+    monkeypatch.setattr(command, "taken_by", lambda work: 60 * 2**30 * work.is_dir())
+    words = ("--torch", "2.6.0", "--plan", "--json", *more)
+    said = json.loads(execute(repository, *words)[1])
+    assert "disk" in {problem["code"] for problem in said["problems"]}
+    Path(said["work"]).mkdir(parents=True)
+    said = json.loads(execute(repository, *words)[1])
+    assert "disk" not in {problem["code"] for problem in said["problems"]}
+
+
 def test_a_tree_with_compiled_objects_is_never_removed_unasked(repository):
     """Of another --env, say: it is hours of work."""
     words = ("--torch", "2.6.0", "--plan", "--json")

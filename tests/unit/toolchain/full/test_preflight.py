@@ -9,7 +9,15 @@ import pytest
 
 from m8d_build.errors import PreflightFailed
 from m8d_build.full.environment import RouteKind
-from m8d_build.full.machine import Compiler, MachineFacts, Toolkit, parse_compiler, parse_nvcc, read_machine
+from m8d_build.full.machine import (
+    Compiler,
+    MachineFacts,
+    Toolkit,
+    parse_compiler,
+    parse_nvcc,
+    read_machine,
+    taken_by,
+)
 from m8d_build.full.preflight import GIB, Need, choose_route, preflight, require
 from m8d_build.full.recipes import load_recipes
 from m8d_build.targets import Abi
@@ -90,6 +98,21 @@ def test_a_python_the_version_was_never_built_for_is_refused():
     found = preflight(replace(NEED, python="3.9", kind=RouteKind.CONDA), GOOD)
     assert [p.code for p in found] == ["python"]
     assert "3.10, 3.11, 3.12, 3.13" in found[0].rule
+
+
+def test_what_the_builds_folder_takes_is_there_for_it():
+    """It is resumed, or removed with --fresh: neither asks for the room of a second build."""
+    assert codes(replace(NEED, held=60 * GIB), free=40 * GIB) == []
+    (problem,) = preflight(replace(NEED, held=59 * GIB), replace(GOOD, free=40 * GIB))
+    assert (problem.code, problem.found) == ("disk", "40 GiB free, 59 GiB in the build's folder")
+
+
+def test_what_a_folder_takes_is_what_lies_in_it(tmp_path):
+    assert taken_by(tmp_path / "none") == taken_by(tmp_path) == 0
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_bytes(b"x" * 1_000_000)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert 1_000_000 <= taken_by(tmp_path) < 1_100_000
 
 
 def test_conda_needs_nothing_the_environment_brings():
