@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -503,6 +504,16 @@ def test_a_full_disk(toy: Toy, tmp_path: Path, shared_cache: Path, monkeypatch: 
     monkeypatch.setattr(overlay.shutil, "disk_usage", lambda path: usage._replace(free=10_000_000))
     refused(command(toy, tmp_path, shared_cache), errors.DiskFull, "10 MB free")
     assert not wheels_in(tmp_path / "out")
+
+
+def test_the_systems_folder_for_temporary_files_is_not_used(
+    toy: Toy, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be full; the room that is asked for beforehand is in the cache and in the output folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    code, said = command(toy, tmp_path, shared_cache)
+    assert code == 0, said
+    assert wheels_in(tmp_path / "out")
 
 
 def test_a_disk_that_fills_up_while_the_wheel_is_written(

@@ -26,20 +26,21 @@ DISPLACEMENT = 4  # bytes
 TIMEOUT = 60.0  # seconds; a function takes some milliseconds
 
 
-def is_operand(reference: Reference, code: bytes, address: int) -> bool:
+def is_operand(reference: Reference, code: bytes, address: int, scratch: Path) -> bool:
     """Tell whether a reference found by its bytes is the operand of an instruction.
 
     Args:
         reference: what was found.
         code: of the whole function it lies in; its first byte begins an instruction.
         address: of that byte.
+        scratch: folder for a file with it.
 
     Returns:
         True also where it cannot be told, as there is no disassembler (binutils' ``objdump``), or data among
         the
         code: what cannot be refuted stands.
     """
-    with tempfile.TemporaryDirectory(prefix="m8d-code-") as folder:
+    with tempfile.TemporaryDirectory(prefix="m8d-code-", dir=scratch) as folder:
         file = Path(folder, "code")
         file.write_bytes(code)
         command: list[str | Path] = ["objdump", "-D", "-w", "-b", "binary", "-m", "i386:x86-64"]

@@ -168,7 +168,7 @@ class _Build:
     def run(self) -> Built:
         step, target = self.steps(), self.request.target
         std = target.abi.std if target.abi else OLDEST_STD
-        compiler = compiler_identity(self.settings.compiler, std)
+        compiler = compiler_identity(self.settings.compiler, std, work=self.work)
         with step(Step.OFFICIAL_WHEEL):
             wheel, sha256, on_record = self.official_wheel()
         with step(Step.SOURCES):
@@ -233,7 +233,7 @@ class _Build:
             )
         with step(Step.INSPECT):
             # Without symbols: the graft has checked those, and repack that what it wrote reads back.
-            found = inspect_wheel(repacked.path, self.settings.patches, symbols=False)
+            found = inspect_wheel(repacked.path, self.settings.patches, symbols=False, scratch=self.work)
             if not found.consistent:
                 repacked.remove()
                 raise CheckFailed(

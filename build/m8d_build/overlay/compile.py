@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from m8d_build import proc
 from m8d_build.errors import CommandFailed, CompilerMissing
 from m8d_build.files.blobs import file_sha256
+from m8d_build.files.disk import needs_room
 from m8d_build.overlay.plan import next_to_start
 
 if TYPE_CHECKING:
@@ -55,14 +56,16 @@ class Compiled:
     files: Mapping[str, str]
 
 
-def compiler_identity(compiler: str, std: str = OLDEST_STD) -> str:
+def compiler_identity(compiler: str, std: str = OLDEST_STD, *, work: Path | None = None) -> str:
     """Return what the compiler says of itself, for the cache's keys and for people.
 
     Args:
         compiler: its command.
         std: the language standard it must know, as for ``-std``.
+        work: folder for its files; the system's if None.
 
     Raises:
+        DiskFull: there is no room in that folder.
         CompilerMissing: it cannot be run, or cannot compile a small program in this standard.
     """
     hint = (
@@ -72,12 +75,16 @@ def compiler_identity(compiler: str, std: str = OLDEST_STD) -> str:
         version = proc.run(
             [compiler, "--version"], what="ask the compiler for its version", timeout=60
         ).stdout
-        with tempfile.TemporaryDirectory(prefix="m8d-cxx-") as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix="m8d-cxx-", dir=work) as folder,
+            needs_room(Path(folder), "trying the compiler"),
+        ):
             source = Path(folder, "probe.cpp")
             source.write_text("#include <optional>\nint main() { return std::optional<int>(0).value(); }\n")
             proc.run(
                 [compiler, f"-std={std}", "-c", source, "-o", source.with_suffix(".o")],
                 what=f"compile {std.replace('gnu', 'C')}",
+                env={"TMPDIR": folder},
                 timeout=120,
             )
     except CommandFailed as exc:

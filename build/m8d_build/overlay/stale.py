@@ -97,7 +97,7 @@ def stale_uses(
         raise CheckFailed(
             f"{library} has no .symtab", rule="hidden functions can only be found by name", next_step=USE_FULL
         )
-    search = _Search(SymbolMap(symtab), units, frozenset(hide), frozenset(accepted))
+    search = _Search(SymbolMap(symtab), units, frozenset(hide), frozenset(accepted), library.parent)
     with open_image(library) as image:
         return search.run(image)
 
@@ -106,13 +106,19 @@ class _Search:
     """Follows direct references outward from the units' definitions, a round of scanning at a time."""
 
     def __init__(
-        self, library: SymbolMap, units: Sequence[ObjectFile], hide: frozenset[str], accepted: frozenset[str]
+        self,
+        library: SymbolMap,
+        units: Sequence[ObjectFile],
+        hide: frozenset[str],
+        accepted: frozenset[str],
+        scratch: Path,
     ) -> None:
         self.library = library
         self.ours = merge_definitions(unit.definitions for unit in units)
         self.groups = {window.group for unit in units if (window := window_of(unit, library)).group}
         self.hide = hide
         self.accepted = accepted
+        self.scratch = scratch
         self.roots: dict[str, str] = {}  # what was followed -> the definition it leads to
         self.uses: set[StaleUse] = set()
 
@@ -181,7 +187,7 @@ class _Search:
                 yield reference, user
         for reference in code_references(image, {**targets, **dict.fromkeys(slots)}):
             user = self.library.containing(reference.at)
-            if self._known(user) or _by_chance(image, reference, user):
+            if self._known(user) or _by_chance(image, reference, user, self.scratch):
                 continue
             yield Reference(reference.at, slots.get(reference.target, reference.target)), user
 
@@ -198,12 +204,12 @@ class _Search:
         return name in self.ours or is_own(name)
 
 
-def _by_chance(image: Image, reference: Reference, user: Symbol | None) -> bool:
+def _by_chance(image: Image, reference: Reference, user: Symbol | None, scratch: Path) -> bool:
     """Return whether bytes look like a reference and are none; slow, asked about few."""
     if user is None or user.kind != "FUNC":
         return False
     code = image.bytes_at(image.offset_of(user.value, user.size), user.size)
-    return not is_operand(reference, code, user.value)
+    return not is_operand(reference, code, user.value, scratch)
 
 
 def _addresses(symbols: Iterable[Symbol]) -> dict[int, Symbol]:

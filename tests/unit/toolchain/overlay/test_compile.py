@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build.errors import CommandFailed, CompilerMissing
+from m8d_build.errors import CommandFailed, CompilerMissing, DiskFull
 from m8d_build.files.blobs import file_sha256
 from m8d_build.overlay.compile import Compiled, compile_all, compiler_identity
 from m8d_build.overlay.plan import CompileJob, Layout
@@ -224,6 +224,17 @@ def test_a_compiler_that_cannot_compile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CompilerMissing) as caught:
         compiler_identity(str(fake))
     assert "no C++17 here" in caught.value.tail
+
+
+def test_a_full_disk_is_no_fault_of_the_compilers(tmp_path: Path) -> None:
+    fake = tmp_path / "fake-cxx"
+    fake.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo fake 1.0 && exit 0\n'
+        'echo "error writing to $TMPDIR/x.s: No space left on device" >&2\nexit 1\n'
+    )
+    fake.chmod(0o755)
+    with pytest.raises(DiskFull, match=f"no room left under {tmp_path}/m8d-cxx-"):
+        compiler_identity(str(fake), work=tmp_path)
 
 
 def test_the_compiler_says_who_it_is() -> None:
