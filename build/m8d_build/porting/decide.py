@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from m8d_build.errors import BlobMismatch, PrerequisiteMissing, UnknownVersion
 from m8d_build.targets import Status, Target, Targets
@@ -34,11 +35,10 @@ def unlisted(version: str) -> Target:
     Raises:
         UnknownVersion: it is no version of a release.
     """
-    try:
-        parsed = Version(version.removeprefix("v"))
-    except InvalidVersion as exc:
-        raise UnknownVersion(f"{version!r} is no version", next_step="Name it as in 2.7.0") from exc
-    name = parsed.base_version
+    found = re.fullmatch(r"v?(\d+\.\d+\.\d+)(\+.*)?", version)
+    if found is None:  # a candidate for a release ("2.8.0rc1") has other sources than the release
+        raise UnknownVersion(f"{version!r} is no version of a release", next_step="Name it as in 2.7.0")
+    name = found[1]
     return Target(
         version=name,
         tag=f"v{name}",

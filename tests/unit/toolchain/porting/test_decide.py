@@ -72,8 +72,15 @@ def test_a_version_that_is_not_listed_has_its_tag():
     target = unlisted("v2.16.0+cu130")
     assert (target.version, target.tag, target.commit) == ("2.16.0", "v2.16.0", "")
     assert needs_port(target)
-    with pytest.raises(UnknownVersion, match="no version"):
-        unlisted("newest")
+
+
+@pytest.mark.parametrize(
+    "version", ["newest", "2.8.0rc1", "2.8.0.dev20250601", "2.8.0.post1", "2.8", "2.8.0.1"]
+)
+def test_what_is_no_version_of_a_release_is_refused(version):
+    """The release of the same numbers is another version; 2.8 has no tag."""
+    with pytest.raises(UnknownVersion, match=f"'{version}' is no version of a release"):
+        unlisted(version)
 
 
 def test_packages_are_those_of_the_nearest_version_with_the_same_cuda():
