@@ -12,7 +12,9 @@ import errno
 import importlib
 import io
 import json
+import os
 import pkgutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Command", "commands", "main", "print_json"]
 
 BAD_ARGUMENTS = 2
+UNREAD = 128 + signal.SIGPIPE
+"""What a shell says of a program whose output is read no more: of one that builds, 0 would claim a wheel."""
 WITH_VALUE = ("--patches", "--cache")  # before the command, each with a value
 
 
@@ -61,6 +65,13 @@ def print_json(console: Console, data: Any) -> None:
     console.file.write(json.dumps(data, indent=2) + "\n")
 
 
+class _Output(Console):
+    """Standard output; where no program reads it any more, that is for `main` to say."""
+
+    def on_broken_pipe(self) -> None:  # rich's own ends the process with 1
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -> int:
     """Run a command line and return its exit code; see ``m8d_build.errors`` for what each means."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -70,12 +81,19 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
         if isinstance(stream, io.TextIOWrapper):
             # Paths, and what pip and compilers say, may have letters that the locale's encoding lacks.
             stream.reconfigure(errors="backslashreplace")
-    out = console or Console(highlight=False, width=width)
+    out = console or _Output(highlight=False, width=width)
     messages = console or Console(stderr=True, highlight=False)
     stop = Stop()
     try:
         with stopping() as stop:
-            return _run(arguments, out)
+            code = _run(arguments, out)
+            out.file.flush()
+            return code
+    except BrokenPipeError:  # by `head`, for example
+        if console is None:
+            # The interpreter writes what is left when it ends, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except Interrupted as exc:
         _explain(messages, exc)
         return stop.exit_code(exc.exit_code)

@@ -69,6 +69,25 @@ def test_all_commands_together_have_distinct_names():
     assert {name.replace("-", "_") for name in cli.commands()} == modules
 
 
+@pytest.mark.parametrize("words", [("verify", "--json", "2.6.0"), ("verify", "2.6.0"), ("targets",)])
+def test_output_that_no_program_reads_ends_the_command_without_a_traceback(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "m8d_build", *words],
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'build'}:{ROOT}"},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
 def test_what_the_encoding_of_the_terminal_lacks_is_written_otherwise(monkeypatch, encoding):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
