@@ -60,8 +60,8 @@ def toy(original: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
 
 @pytest.fixture(scope="module")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache several tests share, so that most find their objects there."""
-    return tmp_path_factory.mktemp("cache")
+    """A cache several tests share, so that most find their objects there; a comma in its path is no matter."""
+    return tmp_path_factory.mktemp("a,cache")
 
 
 def command(

@@ -99,7 +99,8 @@ def extension_command(
         compiler, "-std=c++17", "-O1", "-fPIC", "-shared", str(PROBES / "group.cpp"), "-o", str(made),
         "-Wl,-z,defs", "-Wl,--no-as-needed",
         *(f"-L{folder}" for folder in link_folders),
-        *(f"-Wl,-rpath,{folder}" for folder in run_folders),
+        # not -Wl: a comma in the path would part it
+        *(word for folder in run_folders for word in ("-Xlinker", "-rpath", "-Xlinker", str(folder))),
         "-ltorch_cuda", f"-l:{nccl}", "-ldl",
     ]  # fmt: skip
 

@@ -223,7 +223,7 @@ def link_command(
         str(output),
         *map(str, objects),
         f"-Wl,-soname,{file_name}",
-        f"-Wl,--version-script={version_script}",
+        *("-Xlinker", f"--version-script={version_script}"),  # not -Wl: a comma in the path would part it
         "-Wl,--disable-new-dtags",  # DT_RPATH, as the official libraries have
         f"-Wl,-rpath,{rpath}",
         "-Wl,-z,defs",

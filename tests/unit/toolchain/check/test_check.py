@@ -339,7 +339,9 @@ def call_extension(folder: Path, form: int, function: str) -> tuple[int, str]:
     ],
 )
 def test_extension_tells_a_guarded_group_from_others(tmp_path, form, function, ended):
-    assert call_extension(tmp_path, form, function) == ended
+    folder = tmp_path / "with, a comma"
+    folder.mkdir()
+    assert call_extension(folder, form, function) == ended
 
 
 @pytest.mark.compiler

@@ -98,15 +98,15 @@ def test_the_linker_refuses_undefined_symbols_and_names_the_library() -> None:
         "g++-12",
         [Path("a.o"), Path("b.o")],
         [Path("l/libc10.so")],
-        Path("map"),
+        Path("a,b/map"),
         "nccl.so.2",
         "$ORIGIN",
         Path("out/nccl.so.2"),
     )
     assert command[0] == "g++-12"
-    assert {"-Wl,-z,defs", "-Wl,-soname,nccl.so.2", "-Wl,--version-script=map", "-Wl,-rpath,$ORIGIN"} <= set(
-        command
-    )
+    assert {"-Wl,-z,defs", "-Wl,-soname,nccl.so.2", "-Wl,-rpath,$ORIGIN"} <= set(command)
+    script = "--version-script=a,b/map"
+    assert command[command.index(script) - 1] == "-Xlinker"  # of -Wl it would be two arguments
     assert command.index("a.o") < command.index("b.o") < command.index("l/libc10.so")
 
 
