@@ -20,6 +20,7 @@ from packaging.version import Version
 from m8d_build import proc
 from m8d_build.errors import CommandFailed, PrerequisiteMissing, WheelInvalid, WheelMismatch, WheelUnreachable
 from m8d_build.files.blobs import file_sha256
+from m8d_build.files.cachedir import mark_used
 from m8d_build.files.disk import needs_room
 from m8d_build.files.lock import CACHE_OPTION, hold
 from m8d_build.progress import Silent
@@ -230,6 +231,7 @@ def _kept(request: WheelRequest, folder: Path, reporter: Reporter) -> Path | Non
             continue
         fault = _fault(path, request.sha256 or _recorded(path))
         if not fault:
+            mark_used(path, _hash_file(path))
             return path
         reporter.note(f"{path.name} in the cache {fault}: fetching it again")
         path.unlink()

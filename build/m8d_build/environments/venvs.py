@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build import proc
 from m8d_build.errors import BuildBusy, CommandFailed, DiskFull, WheelMismatch, WheelUnreachable
+from m8d_build.files.cachedir import mark_used
 from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.files.lock import CACHE_OPTION, hold
 
@@ -154,6 +155,7 @@ class Environments:
         with self._held(recipe.name, wait=_WAIT):
             if _record_of(folder) is None or not _python_of(folder).exists():
                 self._make(recipe, None, log)
+            mark_used(folder)
             yield _environment(folder)
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = ["KINDS", "Kept", "prune", "survey", "unused"]
+__all__ = ["KINDS", "Kept", "mark_used", "prune", "survey", "unused"]
 
 DAY = 86400.0
 # Prefix of what is being removed: of a folder under its own name a part would be taken for the whole.
@@ -76,6 +76,13 @@ def survey(cache: Path) -> tuple[Kept, ...]:
                 if lock != path or _inside(path):
                     found.append(replace(_entry(kind, path), lock=lock))
     return tuple(found)
+
+
+def mark_used(*paths: Path) -> None:
+    """Note that entries, or files of them, are used now: not every file system notes when one is read."""
+    for path in paths:
+        with suppress(OSError):  # it is another user's, or another run has just replaced it
+            os.utime(path)
 
 
 def unused(entries: Sequence[Kept], days: float, now: float) -> tuple[Kept, ...]:

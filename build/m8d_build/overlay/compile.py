@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from m8d_build import proc
 from m8d_build.errors import CommandFailed, CompilerMissing
 from m8d_build.files.blobs import file_sha256
+from m8d_build.files.cachedir import mark_used
 from m8d_build.files.disk import needs_room
 from m8d_build.overlay.plan import next_to_start
 
@@ -218,6 +219,7 @@ def _lookup(store: Path, key: str, job: CompileJob, layout: Layout) -> Compiled 
                 return None
     except (OSError, ValueError, KeyError, AttributeError):
         return None
+    mark_used(manifest, store / f"{key}.o")
     return Compiled(job, made, cached=True, seconds=0.0, files=data["files"])
 
 

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from m8d_build.errors import DiskFull, PrerequisiteMissing, WheelInvalid
+from m8d_build.files.cachedir import mark_used
 from multiworld.provenance.wheel import BROKEN_ZIP, of_damage
 
 if TYPE_CHECKING:
@@ -238,6 +239,7 @@ def _copy_member(archive: zipfile.ZipFile, member: str, target: Path) -> None:
 def _once(folder: Path, fill: Callable[[Path], object]) -> None:
     """Make ``folder`` whole or not at all; a finished one is reused."""
     if folder.is_dir():
+        mark_used(folder)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -21,6 +21,7 @@ from m8d_build.environments.download import WheelRequest, get_wheel, official_re
 from m8d_build.environments.venvs import Environment, Environments, Recipe
 from m8d_build.errors import BuildBusy, CommandFailed, UnknownVersion, WheelMismatch, WheelUnreachable
 from m8d_build.files.blobs import file_sha256
+from m8d_build.files.cachedir import mark_used
 from m8d_build.files.disk import move_into_place, needs_room, remove_tree
 from m8d_build.files.lock import CACHE_OPTION, hold, pruning, using
 from m8d_build.targets import load_targets
@@ -140,6 +141,7 @@ def packages_for(
     final, part = root / name, root / f".part-{name}"
     with hold(root / ".locks" / name, what=f"install {', '.join(needs)}", wait=_WAIT, option=CACHE_OPTION):
         if final.is_dir():
+            mark_used(final)
             return final
         added.append(final)
         try:

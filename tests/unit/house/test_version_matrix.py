@@ -366,7 +366,9 @@ def test_the_tests_packages_are_installed_once_beside_the_environment(tmp_path, 
     assert (folder / "pytest.py").exists()
     assert folder.parent == settings.cache / "envs"
     assert added == [folder]
+    os.utime(folder, (0, 0))
     assert get_packages(settings, held) == (folder, [])
+    assert folder.stat().st_mtime > 0  # it is in use
     assert len(pip[0]) == 1
     assert pip[0][0][0] == held.python
     pip[1].append(True)

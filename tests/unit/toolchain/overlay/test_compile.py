@@ -77,6 +77,15 @@ def test_a_second_build_without_changes_compiles_nothing(layout: Layout) -> None
     assert [c.path for c in second.values()] == [c.path for c in first.values()]
 
 
+def test_objects_that_are_taken_are_in_use(layout: Layout) -> None:
+    build(layout, units=("other.cpp",))
+    kept = [in_cache(layout, suffix, unit="other.cpp") for suffix in (".o", ".json")]
+    for path in kept:
+        os.utime(path, (0, 0))
+    build(layout, units=("other.cpp",))
+    assert all(path.stat().st_mtime > 0 for path in kept)
+
+
 @pytest.mark.parametrize("changed", ["stage/unit.cpp", "stage/own.h", "source/late.h"])
 def test_whatever_a_unit_read_makes_it_anew_and_only_it(layout: Layout, changed: str) -> None:
     build(layout)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_only_headers_are_unpacked_and_only_once(tmp_path: Path, torch: Path, cu
     written = (made.torch_include / "a.h").stat().st_mtime_ns
     assert prepare_headers(torch, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache") == made
     assert (made.torch_include / "a.h").stat().st_mtime_ns == written
+
+
+def test_headers_that_are_taken_are_in_use(tmp_path: Path, torch: Path, cuda: Path) -> None:
+    prepare_headers(torch, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache")
+    kept = list((tmp_path / "cache" / "headers").iterdir())
+    for path in kept:
+        os.utime(path, (0, 0))
+    prepare_headers(torch, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache")
+    assert len(kept) == 2
+    assert all(path.stat().st_mtime > 0 for path in kept)
 
 
 def test_other_headers_have_another_identity_and_another_wheel_with_the_same_ones_has_not(

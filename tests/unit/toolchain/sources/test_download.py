@@ -124,6 +124,17 @@ def test_a_wheel_is_downloaded_once_and_then_taken_from_the_cache(settings, kept
     assert leftovers(kept) == [PURE, f"{PURE}.sha256"]
 
 
+def test_a_kept_wheel_that_is_taken_is_in_use_whatever_the_file_system_notes(settings, kept):
+    """One may note nothing when a file is read (noatime): what is used daily would be pruned."""
+    pip = FakePip([PURE])
+    get_wheel(DEMO, settings, pip=pip)
+    files = [kept / PURE, kept / f"{PURE}.sha256"]
+    for path in files:
+        os.utime(path, (0, 0))
+    get_wheel(DEMO, settings, pip=pip)
+    assert all(path.stat().st_mtime > 0 for path in files)
+
+
 def test_pip_is_the_running_pythons_and_asked_for_exactly_one_wheel(settings):
     pip = FakePip([PURE])
     get_wheel(DEMO, settings, pip=pip)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -91,8 +92,10 @@ def test_whole_environment_holds_the_wheel(stage):
 
 def test_whole_environment_is_reused(stage, monkeypatch):
     monkeypatch.setattr(envs.proc, "run", lambda *_a, **_k: pytest.fail("a program was run"))
+    os.utime(stage.base.root, (0, 0))
     with stage.environments.kept(stage.recipe, log=stage.log) as again:
         assert again == stage.base
+    assert stage.base.root.stat().st_mtime > 0  # it is in use, whatever the file system notes of reading
 
 
 def test_thin_environment_has_its_own_torch_and_the_rest_of_the_whole_one(stage):
