@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from m8d_build.errors import BlobMismatch, PrerequisiteMissing, UnknownVersion
+from m8d_build.sources.distro import origin_of
 from m8d_build.targets import Status, Target, Targets
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def proof(tree: SourceTree, target: Target, commit: str, head: str) -> str:
     """
     if commit and head == commit:
         return f"they are at commit {commit}, which the official wheel names"
-    if target.distro_version and target.distro_version in tree.origin:
+    if target.distro_version and tree.origin == origin_of(target.distro_version):
         return f"they are the distribution's {target.distro_version}, which targets.toml names"
     return ""
 

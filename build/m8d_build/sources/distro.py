@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from m8d_build.targets import Target
 
-__all__ = ["SUITES", "DistroSource", "Runner"]
+__all__ = ["SUITES", "DistroSource", "Runner", "origin_of"]
 
 PACKAGE = "pytorch"
 # Where a package of a stable release stays for years, then where it is before and after.
@@ -53,6 +53,11 @@ class Runner(Protocol):
         """Run a program to its end."""
 
 
+def origin_of(version: str) -> str:
+    """Return what a tree from a version of the source package has as its origin."""
+    return f"distribution source package {PACKAGE} {version}".rstrip()
+
+
 @dataclass(frozen=True)
 class DistroSource:
     """The source package ``pytorch`` of Debian, at the site this system's apt uses.
@@ -81,7 +86,7 @@ class DistroSource:
             WrongTree: the archive holds an unsafe member.
         """
         version = target.distro_version
-        place = f"distribution source package {PACKAGE} {version}".rstrip()
+        place = origin_of(version)
         if not version:
             return Unavailable(place, f"none is recorded for torch {target.version}")
         if not _VERSION.fullmatch(version):

@@ -123,3 +123,5 @@ def test_sources_are_shown_by_the_commit_or_by_the_distributions_archive_on_reco
     assert proof(fetched, target, "", "") == ""
     assert "which targets.toml names" in proof(package, target, COMMIT, "")
     assert proof(package, unlisted("2.13.0"), COMMIT, "") == ""
+    named = SourceTree(Path(), "folder /home/me/distribution source package pytorch 2.13.0+dfsg-1", target)
+    assert proof(named, target, COMMIT, "") == ""
