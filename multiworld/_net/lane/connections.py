@@ -15,6 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.lane import Lane
+from multiworld._core.reraise import raised_by_the_program
 from multiworld._net.lane import graceful_close
 from multiworld._net.tls.stream import TlsStream
 
@@ -109,6 +110,8 @@ class Connections:
         except BlockingIOError:
             left = 0  # that was all
         except OSError as error:  # a ProtocolError is one
+            if raised_by_the_program(error):
+                raise
             self._end(rank, error)
             return
         if self.lane.peers[rank].outgoing.pending:
@@ -133,6 +136,8 @@ class Connections:
         except BlockingIOError:
             left = 0  # no more goes
         except OSError as error:
+            if raised_by_the_program(error):
+                raise
             # The other end is gone. What it had written is still to be read; the end comes after that.
             self._mute.add(rank)
             if rank in self.blocked:

@@ -310,7 +310,11 @@ class Endpoint(Waiting):
             return False
         try:
             count = connection.sendmsg((head, view), (), NOW)
-        except OSError:  # the next write tells
+        except BlockingIOError:
+            count = 0
+        except OSError as error:  # the next write tells
+            if raised_by_the_program(error):
+                raise  # what was written would be sent again
             count = 0
         if count == len(head) + len(view):
             return True

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from multiworld._core.reraise import raised_by_the_program
 from multiworld._net.lane.dialing import dials
 from multiworld._net.lane.door import end
 from multiworld._net.lane.greeter import Greeter
@@ -236,6 +237,8 @@ class _Meeting:
         try:
             greeter.go_on(now)
         except OSError as error:  # a GreetingError is one
+            if raised_by_the_program(error):
+                raise
             self._drop(greeter, error.strerror or str(error))
             return
         if greeter.over:

@@ -10,7 +10,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from multiworld._core.reraise import as_new
+from multiworld._core.reraise import as_new, raised_by_the_program
 from multiworld._net.tls.session import peer_of
 
 if TYPE_CHECKING:
@@ -183,6 +183,8 @@ class TlsStream:
         except ssl.SSLWantReadError:
             return done  # that was all
         except OSError as error:
+            if raised_by_the_program(error):
+                raise
             self._late = as_new(error)  # what came before it is read first
         return done
 

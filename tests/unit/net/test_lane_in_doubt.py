@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from test_lane_endpoint import PATIENCE, buffer, mesh, payload, soon, until
@@ -89,10 +90,8 @@ class Refusing:
     """A connection whose writes the kernel refuses, for a reason of this host's."""
 
     def __init__(self, connection, number):
-        self._connection, self._number = connection, number
-
-    def sendmsg(self, *_):
-        raise OSError(self._number, "on purpose")
+        self._connection = connection
+        self.sendmsg = Mock(side_effect=[OSError(number, "on purpose")] * 2)  # raised by no code of a program
 
     def __getattr__(self, name):
         return getattr(self._connection, name)

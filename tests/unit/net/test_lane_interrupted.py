@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from kits import tlskit
 from kits.lanekit import payload
 from test_lane_endpoint import PATIENCE, buffer, mesh, soon, until
 
@@ -45,17 +48,24 @@ class Lock:
 
 
 class Signalled:
-    """A connection: a signal comes once something was read of it."""
+    """A connection: a signal comes once something was read of it, or written to it, for the `at`th time."""
 
-    def __init__(self, connection, raised):
-        self._connection, self._raised = connection, raised
-
-    def recv_into(self, *args):
-        self._connection.recv_into(*args)
-        raise self._raised
+    def __init__(self, connection, raised, name="recv_into", at=1):
+        self._connection, self._raised, self._name, self._left = connection, raised, name, at
 
     def __getattr__(self, name):
-        return getattr(self._connection, name)
+        method = getattr(self._connection, name)
+        if name != self._name:
+            return method
+
+        def call(*args):
+            result = method(*args)
+            self._left -= 1
+            if not self._left:
+                raise self._raised
+            return result
+
+        return call
 
 
 def goes_on(pair, size, was_into):
@@ -119,6 +129,57 @@ def test_an_interrupt_as_a_short_message_is_read_ends_the_lane(pair, raised):
         pair[1].receive(0, 0, 0, buffer(8), soon())
     assert seen.value is raised
     assert "was interrupted" in str(pair[1]._core.error)
+
+
+@pytest.mark.parametrize("name", ["sendmsg", "recv_into"])
+@pytest.mark.parametrize("way", ["send", "receive"])
+def test_what_a_handler_raises_as_a_connection_is_used_is_no_fault_of_the_connection(name, way):
+    """Swallowed, a part of a message would be written twice, or be missing, or its member be held for lost."""
+    raised, lost, size = TimeoutError("the program's"), [], 4 << 20
+    one, other = socket.socketpair()
+    mine, theirs = Endpoint({1: one}, None, lambda *what: lost.append(what)), Endpoint({0: other})
+    mine._net.sockets[1] = Signalled(one, raised, name)
+    call, posts = (mine.send, theirs.post_receive) if way == "send" else (mine.receive, theirs.post_send)
+    posted = posts(0, 0, 0, buffer(size))
+    with ThreadPoolExecutor(1) as other_member:
+        going_on = other_member.submit(theirs.wait, posted, soon())
+        with pytest.raises(TimeoutError) as seen:
+            call(1, 0, 0, buffer(size), soon())
+        for each in (theirs, mine):
+            each.fail(ConnectionError("the test is over"))
+        going_on.result(PATIENCE)
+    assert seen.value is raised
+    assert "interrupted by TimeoutError" in str(mine._core.error)
+    assert not lost
+
+
+def test_what_a_handler_raises_between_two_records_is_raised_at_once(tmp_path):
+    credentials = tlskit.Files(tmp_path, tlskit.authority()).credentials
+    one, other = tlskit.met(*socket.socketpair(), credentials)
+    with contextlib.closing(one), contextlib.closing(other):
+        raised = TimeoutError("the program's")
+        one.send(bytes(40_000))  # three records
+        other._socket = Signalled(other._socket, raised, at=2)
+        with pytest.raises(TimeoutError) as seen:
+            other.recv_into(buffer(100_000))
+        assert seen.value is raised
+
+
+def test_a_small_message_that_was_written_is_not_written_again(pair):
+    raised = TimeoutError("the program's")
+    pair[0]._net.sockets[1] = Signalled(pair[0]._net.sockets[1], raised, "sendmsg", at=2)
+    sent = []
+    with pytest.raises(TimeoutError) as seen:
+        for number in (1, 2, 3):
+            pair[0].send(1, 0, 0, memoryview(payload(8, number)), soon())
+            sent.append(number)
+    assert (seen.value, sent) == (raised, [1])
+    pair[0].fail(ConnectionError("the test is over"))
+    for number in (1, 2):
+        pair[1].receive(0, 0, 0, got := buffer(8), soon())
+        assert bytes(got) == payload(8, number)
+    pair[1].ready(0)
+    assert 0 not in pair[1]._net.sockets  # its end has come, and no third message
 
 
 def test_a_message_that_is_taken_back_has_its_place(pair):

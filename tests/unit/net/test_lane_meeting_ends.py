@@ -137,6 +137,21 @@ class TestEnds:
                     first.result(PATIENCE)
                 assert ends(caller)
 
+    def test_what_a_handler_raises_in_a_handshake_ends_it(self, monkeypatch):
+        """A TimeoutError of the program's own is no fault of the connection, which would be made anew."""
+
+        raised = TimeoutError("the program's")
+
+        def alarmed(*_):
+            raise raised
+
+        monkeypatch.setattr(meeting.Greeter, "go_on", alarmed)
+        with doors(2) as opened:
+            opened[0].listen(1)
+            with pytest.raises(TimeoutError) as seen:
+                join(opened, 1, deadline=time.monotonic() + 2)
+        assert seen.value is raised
+
     def test_what_is_being_made_is_closed(self, threads):
         with doors(2) as opened:
             first = threads.submit(join, opened, 1, check=after(5, stop))
