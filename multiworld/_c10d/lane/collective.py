@@ -29,7 +29,6 @@ from multiworld._core.reraise import as_new, raised_by_the_program
 from multiworld._net.lane import destroyed_tasks
 from multiworld._net.lane.background import background
 from multiworld._net.lane.waiting import LateError, seconds_until
-from multiworld._net.lane.wakes import NoDescriptorError
 from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
@@ -214,11 +213,12 @@ class Collective:
 
         Raises:
             LateError: it is not over.
+            NoDescriptorError: the process has none left for this thread; one that was not begun is not now.
             Exception: of a signal's handler, KeyboardInterrupt as a rule: it goes on.
         """
         if self.done:
             return
-        self.endpoint.require_own()
+        self.endpoint.require_wait()
         deadline = time.monotonic() + timeout if timeout else self._deadline
         self._callers += 1
         try:
@@ -234,7 +234,7 @@ class Collective:
                     self._drive(deadline, seconds)
                 interrupted = False
         except Exception as error:
-            if not claimed or isinstance(error, NoDescriptorError) or raised_by_the_program(error):
+            if not claimed or raised_by_the_program(error):
                 raise  # the other members are in it: it goes on
             self._end(error)
             interrupted = False

@@ -94,6 +94,7 @@ class Messages:
             Exception: the lane's or this process's own, for `explain`.
         """
         if _profiled():
+            self.endpoint.require_wait()
             self.post_send(tensor, dst, tag).wait()
             return
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -121,6 +122,7 @@ class Messages:
             Exception: as `send`.
         """
         if _profiled():
+            self.endpoint.require_wait()
             work = self.post_receive(tensor, src, tag)
             work.wait()
             return work.source_rank()

@@ -65,9 +65,13 @@ class Endpoint(Waiting):
 
         Raises:
             LateError: at the deadline; `view` must stay as it is, and `keep` is held, until the lane ends.
-            NoDescriptorError: the process has none left; the message is sent nevertheless.
+            NoDescriptorError: the process has none left for this thread, which may have to wait.
             Exception: that the lane ended with, or of a signal's handler: the message is sent nevertheless.
         """
+        try:
+            wakes.here.wake  # noqa: B018  (cheaper than the call, and most have it)
+        except AttributeError:
+            wakes.mine()  # before a part of the message is written
         if peer not in self._same_memory:
             address = 0
         with self._lock:

@@ -130,6 +130,11 @@ class Waiting:
                 self._leave_in_doubt(error)
                 raise
 
+    def require_wait(self) -> None:
+        """Raise what `wait` would raise at once, before something is begun that goes on then."""
+        self.require_own()
+        wakes.mine()
+
     def require_own(self) -> None:
         """Raise ConnectionAbortedError in a forked child: the connections are its parent's."""
         if os.getpid() != self._pid:

@@ -8,7 +8,7 @@ import threading
 
 from multiworld.errors import MultiworldError
 
-__all__ = ["NoDescriptorError", "known", "mine"]
+__all__ = ["NoDescriptorError", "here", "known", "mine"]
 
 
 class NoDescriptorError(MultiworldError):
@@ -28,7 +28,8 @@ class _Wake:
             self._close(self.fd)
 
 
-_here = threading.local()
+here = threading.local()
+"""``here.wake`` is there in a thread that has its descriptor, which costs no call to see."""
 
 
 def mine() -> int:
@@ -38,11 +39,11 @@ def mine() -> int:
         NoDescriptorError: the process has none left.
     """
     try:
-        wake: _Wake = _here.wake
+        wake: _Wake = here.wake
     except AttributeError:
         _know_forks()
         try:
-            wake = _here.wake = _Wake()
+            wake = here.wake = _Wake()
         except OSError as error:
             raise NoDescriptorError(
                 f"a thread that waits for a message needs a descriptor: {error.strerror}",
@@ -54,14 +55,14 @@ def mine() -> int:
 
 def known() -> int | None:
     """Return the calling thread's descriptor, if it has one."""
-    wake: _Wake | None = getattr(_here, "wake", None)
+    wake: _Wake | None = getattr(here, "wake", None)
     return None if wake is None else wake.fd
 
 
 def _forked() -> None:
     # A forked process would share the eventfd of the thread that forked: one would take the other's wake-ups.
-    global _here  # noqa: PLW0603  (the one of this process)
-    _here = threading.local()
+    global here  # noqa: PLW0603  (the one of this process)
+    here = threading.local()
 
 
 @functools.cache
