@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 import time
 import weakref
 from functools import partial
@@ -79,6 +80,9 @@ class GroupCollectives:
         limits: see there.
         crowds: whether small tensors of more than ``limits.members`` members go over the lane, and many
             members form a tree: all of them know that.
+
+    Attributes:
+        comparing: held by a call from its comparison (M8D_CHECK) until it is posted.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class GroupCollectives:
         self._most = limits.whole if self._crowd else limits.across if not near else 1 << 62
         self._used = carried and self.size > 1 and (crowds or not self._crowd)
         self._tags = itertools.count()
+        self.comparing = threading.Lock()
         self._log = log
         self._logged = log.group(number, self._ranks)
 

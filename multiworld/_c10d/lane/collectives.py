@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from multiworld._c10d.lane import collective_signatures, comparing, records
 from multiworld._c10d.lane.collective_dispatch import LIMITS, WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.lane.collective_work import CollectiveWork
 from multiworld._c10d.waiter_pool import pool
+from multiworld._core.reraise import raised_by_the_program
 from multiworld._net.lane.waiting import LateError
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from multiworld._c10d.lane.p2p_dispatch import Channels
 
 __all__ = ["GenerationCollectives", "wait_explained"]
+
+_log = logger(__name__)
 
 _CPU = torch.device("cpu")
 _Gloo: object = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
@@ -109,8 +114,12 @@ class GenerationCollectives:
             args = inside
             collective = collective_signatures.of(of, name, args, kwargs)
         if self.checks:  # after what may refuse the call: the comparison has a number
-            self._compare(of, comparing.described(name, args, kwargs))
-            collective = collective_signatures.of(of, name, args, kwargs)  # anew: its time begins now
+            return self._posted_alike(of, name, args, kwargs)
+        return self._posted(collective, name, args)
+
+    def _posted(
+        self, collective: Collective | None, name: str, args: tuple[object, ...]
+    ) -> CollectiveWork | None:
         if collective is None:
             return None
         if not records.profiled():
@@ -119,15 +128,56 @@ class GenerationCollectives:
             records.of_collective(collective, args)
             return self.post(collective)
 
-    def _compare(self, group: GroupCollectives, said: str) -> None:
-        exchange = group.exchange(comparing.record(said))
-        self.conclude(exchange)
-        error = comparing.difference(self._messages.world, exchange.outputs)
+    def _posted_alike(
+        self, of: GroupCollectives, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> CollectiveWork | None:
+        """Compare the call with the other members', and begin it, also where the caller is interrupted.
+
+        They begin it once they have compared. The group's next call comes after it.
+        """
+        exchange, held = of.exchange(comparing.record(comparing.described(name, args, kwargs))), False
+        made: list[Collective | None] = []
+
+        def go_on() -> None:
+            try:
+                wait_explained(exchange, self._messages, 0.0)
+                if comparing.difference(self._messages.world, exchange.outputs) is None:
+                    if not made:
+                        made.append(collective_signatures.of(of, name, args, kwargs))
+                    if made[0] is not None and made[0].tag < 0:
+                        self.post(made[0])
+            except Exception as error:  # the world is over, or no thread can wait
+                _log.debug("%s does not go on: %s", name, error)
+            finally:
+                of.comparing.release()
+
         try:
-            if error is not None:
-                raise error
+            # `for` stores what it is given before Python looks for signals.
+            for held in map(of.comparing.acquire, (True,), (min(exchange.timeout, threading.TIMEOUT_MAX),)):
+                if not held:
+                    waited = f"{name} timed out: the call before it is still compared"
+                    self._messages.raise_explained(TimeoutError(waited))
+            self.conclude(exchange)
+            error = comparing.difference(self._messages.world, exchange.outputs)
+            try:
+                if error is not None:
+                    raise error
+            finally:
+                del error  # it has this frame
+            made.append(collective_signatures.of(of, name, args, kwargs))  # anew: its time begins now
+            return self._posted(made[0], name, args)
+        except BaseException as error:
+            if (
+                held
+                and exchange.tag >= 0
+                and (not isinstance(error, Exception) or raised_by_the_program(error))
+            ):
+                held = False
+                pool.run(go_on, later=True)
+            raise
         finally:
-            del error  # it has this frame
+            if held:
+                of.comparing.release()
 
     def post(self, collective: Collective) -> CollectiveWork:
         """Begin a collective that the caller waits for later."""
