@@ -352,7 +352,7 @@ class Endpoint(Waiting):
                 ):
                     return False
                 lead = self._leader = wakes.mine()
-                self._short = short
+                self._short, self._sleeps = short, True
             ready = self._look(deadline)
             with self._lock:
                 connection = self._net.sockets.get(source)

@@ -82,6 +82,7 @@ class Waiting:
         self._short: Short | None = None  # what the leader receives the short way
         self._posted: Receive | None = None  # that, once it was posted since another receive came after it
         self.taken = 0  # id of what the last message of a blocking receive was put into
+        self._sleeps = False  # the leader will not look any more, before its `poll`, at what a handler changes
         self._place = 0  # of the last one that was taken the short way: see `Receive.place`
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
         # Released when it is over, or when its thread is to lead.
@@ -151,11 +152,13 @@ class Waiting:
         while not operation.done:
             if time.monotonic() >= deadline:
                 raise LateError
-            read = bool(self._core.reads) and self.read_on()
+            before = bool(self._core.reads)
+            read = before and self.read_on()
+            self._sleeps = True
             if operation.done:
                 return
-            # Where another thread reads, it tells when it has.
-            ready = self._look(0.0 if read and self._core.reads else deadline)
+            # Where another thread reads, it tells when it has. What a handler brought meanwhile is read at once.
+            ready = self._look(0.0 if self._core.reads and (read or not before) else deadline)
             with self._lock:
                 for fd, events in ready:
                     rank = self._net.ranks.get(fd)
@@ -174,6 +177,7 @@ class Waiting:
             self._awake = wake
         left = min(seconds_until(deadline), _LONGEST)
         ready = self._net.poll.poll(left * 1000 + 1 if left else 0)
+        self._sleeps = False
         if (wake, select.POLLIN) in ready:
             os.eventfd_read(wake)
         return ready
@@ -328,6 +332,7 @@ class Waiting:
 
     def _give_up_lead(self) -> None:
         self._leader = self._led = None
+        self._sleeps = False
         if self._followers:
             operation, turns = next(iter(self._followers.items()))
             turn = turns[0]
@@ -340,7 +345,8 @@ class Waiting:
 
     def _wake_leader(self) -> None:
         leader = self._leader
-        if leader is not None and leader != wakes.known():
+        # A signal's handler runs in the thread that sleeps, which goes on to sleep after it.
+        if leader is not None and (self._sleeps or leader != wakes.known()):
             os.eventfd_write(leader, 1)
 
     def _was_blocked(self, rank: int) -> None:
