@@ -66,12 +66,16 @@ class Endpoint(Waiting):
         Raises:
             LateError: at the deadline; `view` must stay as it is, and `keep` is held, until the lane ends.
             NoDescriptorError: the process has none left for this thread, which may have to wait.
+            RuntimeError: in a signal's handler that interrupts a call of the same thread here, which it would
+                wait for; the message is sent nevertheless if a part of it was written.
             Exception: that the lane ended with, or of a signal's handler: the message is sent nevertheless.
         """
         try:
             wakes.here.wake  # noqa: B018  (cheaper than the call, and most have it)
         except AttributeError:
             wakes.mine()  # before a part of the message is written
+        if self._lock.locked():
+            self._refuse_in_the_middle()
         if peer not in self._same_memory:
             address = 0
         with self._lock:
@@ -83,6 +87,8 @@ class Endpoint(Waiting):
         if send is True:
             return
         if send is False:
+            if self._leader is not None:
+                self._refuse_in_the_middle()
             send = self.post_send(peer, channel, tag, view, address, keep)
         if not send.done:
             try:
@@ -113,6 +119,8 @@ class Endpoint(Waiting):
             NoDescriptorError: the process has none left.
             Exception: that the lane ended with, or of a signal's handler.
         """
+        if self._lock.locked():
+            self._refuse_in_the_middle()
         posted: list[Receive] = []
         self.taken = 0  # an id is another's once its object is gone
         try:
@@ -153,6 +161,8 @@ class Endpoint(Waiting):
         keep: object | None = None,
     ) -> Send:
         """Begin to send; see `Lane.send`. A small message is over when this returns, if the peer reads."""
+        if self._lock.locked():
+            self._refuse_in_the_middle()
         if peer not in self._same_memory:
             address = 0
         with self._lock:
@@ -179,6 +189,8 @@ class Endpoint(Waiting):
         self, source: int | None, channel: int, tag: int, view: memoryview, keep: object | None = None
     ) -> Receive:
         """Begin to receive; see `Lane.receive`."""
+        if self._lock.locked():
+            self._refuse_in_the_middle()
         posted: list[Receive] = []
         try:
             with self._lock:
@@ -261,7 +273,7 @@ class Endpoint(Waiting):
             until = min(time.monotonic() + pause, deadline)
             try:
                 for rank in waiting:
-                    self.wait(drains[rank], until)
+                    self._wait(drains[rank], until)  # also in a handler, where the others' end is not read
             except LateError:
                 if until == deadline:
                     return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,7 @@ from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import FrameType
 
     from multiworld._core.lane.peer import MemoryRead
     from multiworld._net.lane.reading import Reader
@@ -37,7 +39,9 @@ _log = logger(__name__)
 
 _Each = TypeVar("_Each")
 
+_OWN = __name__.removesuffix("waiting")
 _LONGEST = 3600.0  # seconds of one `poll`
+_MOMENT = 1.0  # seconds for which a thread has the lock at most, by far
 
 
 class LateError(TimeoutError):
@@ -82,7 +86,7 @@ class Waiting:
         self._short: Short | None = None  # what the leader receives the short way
         self._posted: Receive | None = None  # that, once it was posted since another receive came after it
         self.taken = 0  # id of what the last message of a blocking receive was put into
-        self._sleeps = False  # the leader will not look any more, before its `poll`, at what a handler changes
+        self._sleeps = False  # the leader looks at nothing any more before its `poll`
         self._place = 0  # of the last one that was taken the short way: see `Receive.place`
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
         # Released when it is over, or when its thread is to lead.
@@ -100,8 +104,14 @@ class Waiting:
             LateError: it is not over at the deadline; it goes on.
             NoDescriptorError: the process has no descriptor left; it goes on.
             ConnectionAbortedError: in a forked child.
+            RuntimeError: in a signal's handler, in whose thread another operation waits; this one goes on.
         """
         self.require_own()
+        if self._leader is not None or self._lock.locked():
+            self._refuse_in_the_middle()
+        self._wait(operation, deadline)
+
+    def _wait(self, operation: Operation, deadline: float) -> None:
         turn: threading.Lock | None = None
         try:
             while True:
@@ -135,6 +145,23 @@ class Waiting:
         """Raise what `wait` would raise at once, before something is begun that goes on then."""
         self.require_own()
         wakes.mine()
+        self._refuse_in_the_middle()
+
+    def _refuse_in_the_middle(self) -> None:
+        """Raise in a signal's handler that would wait here for the call that it interrupts.
+
+        Its thread is the leader, or has the lock, which is another thread's no longer than for a moment.
+        """
+        stuck = self._leader is not None and self._leader == wakes.known()
+        if not stuck and self._lock.locked() and _is_nested(self):
+            stuck = not self._lock.acquire(timeout=_MOMENT)
+            if not stuck:
+                self._lock.release()
+        if stuck:
+            raise RuntimeError(
+                "a signal's handler called an operation that has to wait for the one that it interrupts. "
+                "Set a flag in the handler, and call it afterwards"
+            )
 
     def require_own(self) -> None:
         """Raise ConnectionAbortedError in a forked child: the connections are its parent's."""
@@ -157,7 +184,7 @@ class Waiting:
             self._sleeps = True
             if operation.done:
                 return
-            # Where another thread reads, it tells when it has. What a handler brought meanwhile is read at once.
+            # Where another thread reads, it tells when it has. What a handler brought is read at once.
             ready = self._look(0.0 if self._core.reads and (read or not before) else deadline)
             with self._lock:
                 for fd, events in ready:
@@ -384,6 +411,21 @@ class Waiting:
         self._core.fail(error, None if piece is None or piece.read is None else piece.read.arrival)
         self._tell()
         return piece
+
+
+def _is_nested(endpoint: Waiting) -> bool:
+    """Whether this call of an endpoint came in the middle of another one, in a signal's handler."""
+    if threading.current_thread() is not threading.main_thread():  # in which alone they run
+        return False
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  (the documented way to the caller's frame)
+    outside = False
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__")).startswith(_OWN):
+            outside = True
+        elif outside and frame.f_locals.get("self") is endpoint:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def seconds_until(deadline: float) -> float:

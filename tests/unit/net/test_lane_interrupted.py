@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -39,6 +38,9 @@ class Lock:
 
     def __enter__(self):
         self._lock.acquire()
+
+    def locked(self):
+        return self._lock.locked()
 
     def __exit__(self, *_):
         self._lock.release()
@@ -223,43 +225,3 @@ def test_an_interrupt_before_a_thread_reads_leaves_the_reading_to_the_next(monke
         for end in ends:
             end.fail(ConnectionError("the test is over"))
     until(lambda: not any(each.name == "m8d-read" for each in threading.enumerate()))
-
-
-class InHandler:
-    """The poll of an endpoint's connections: a signal's handler runs in the thread that sleeps, for the first time."""
-
-    def __init__(self, end, call):
-        self._poll, self._call, self._end = end._net.poll, call, end
-        end._net.poll = self
-
-    def poll(self, *args):
-        if self._call is not None:
-            self._end._net.poll, call, self._call = self._poll, self._call, None
-            call()
-        return self._poll.poll(*args)
-
-    def __getattr__(self, name):
-        return getattr(self._poll, name)
-
-
-@pytest.mark.parametrize("way", ["short", "posted"])
-@pytest.mark.parametrize("what", ["irecv", "destroy"])
-def test_a_handler_that_ends_what_its_own_thread_waits_for_wakes_it(pair, way, what):
-    size = 8 if way == "short" else 8000
-
-    def handler():
-        if what == "destroy":
-            pair[1].fail(ConnectionError("by the handler"))
-            return
-        pair[0].send(1, 0, 0, memoryview(payload(size, 1)), soon())
-        pair[1].post_receive(None, 0, 5, buffer(8))  # reads all that has come
-
-    InHandler(pair[1], handler)
-    began = time.monotonic()
-    if what == "destroy":
-        with pytest.raises(ConnectionError, match="by the handler"):
-            pair[1].receive(0, 0, 0, buffer(size), soon())
-    else:
-        pair[1].receive(0, 0, 0, got := buffer(size), soon())
-        assert bytes(got) == payload(size, 1)
-    assert time.monotonic() - began < PATIENCE / 2
