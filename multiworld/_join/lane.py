@@ -89,7 +89,7 @@ def connect(
     def lost(rank: int, error: Exception) -> None:
         # In the thread that found it, under the endpoint's lock: the watchdog is asked by another.
         detail = f"the connection for messages to rank {rank} was lost: {error}"
-        ending.run(lambda: _report(attachment, machine, detail, (rank,)))
+        ending.run(lambda: _report(attachment, machine, detail, (rank,)), later=True)
 
     def interrupted(error: Exception) -> None:
         # Under the endpoint's lock, too. The other members learn that it was this one.
