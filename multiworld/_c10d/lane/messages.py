@@ -332,7 +332,13 @@ class Messages:
             else:
                 future.set_result(work.result())
 
-        if not self.endpoint.when_over(work.operation, lambda: pool.run(complete, later=True)):
+        once = [complete]  # a second call has nothing to run
+
+        def begin() -> None:
+            if once:
+                pool.run(once.pop(), later=True)
+
+        if not self.endpoint.when_over(work.operation, begin):
             complete()
 
 

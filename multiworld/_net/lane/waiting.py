@@ -212,10 +212,10 @@ class Waiting:
     # -- for loops and the background thread, which look at connections themselves ---------------------------
 
     def when_over(self, operation: Operation, call: Callable[[], None]) -> bool:
-        """Have `call` called once, by any thread, when an operation is over; False if it is over already.
+        """Have `call` called, by any thread, when an operation is over; False if it is over already.
 
-        `call` may not use the endpoint, which is locked, and may not raise. Several calls may be kept for one
-        operation.
+        It is called once, or twice where an interrupt ends the lane meanwhile. It may not use the endpoint,
+        which is locked, and may not raise. Several calls may be kept for one operation.
         """
         with self._lock:
             if not operation.done:
@@ -350,12 +350,20 @@ class Waiting:
 
     def _tell(self) -> None:
         for operation in self._core.take_finished():
-            for turn in self._followers.pop(operation, ()):
-                turn.release()
-            for call in self._awaited.pop(operation, ()):
-                call()
+            if operation in self._followers or operation in self._awaited:
+                self._tell_of(operation)
             if operation is self._led:
                 self._wake_leader()
+
+    def _tell_of(self, operation: Operation) -> None:
+        """Tell who waits, and then forget that: if an interrupt comes in between they are told again."""
+        for turn in self._followers.get(operation, ()):
+            if turn.locked():
+                turn.release()
+        for call in self._awaited.get(operation, ()):
+            call()
+        self._followers.pop(operation, None)
+        self._awaited.pop(operation, None)
 
     def _give_up_lead(self) -> None:
         self._leader = self._led = None
@@ -410,6 +418,9 @@ class Waiting:
         piece = self._reading.stop()
         self._core.fail(error, None if piece is None or piece.read is None else piece.read.arrival)
         self._tell()
+        # Also those whose turn to be told an interrupt took.
+        for operation in [each for each in (*self._followers, *self._awaited) if each.done]:
+            self._tell_of(operation)
         return piece
 
 

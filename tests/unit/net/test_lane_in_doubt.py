@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
+from kits.signalkit import At, Interrupted
 from test_lane_endpoint import PATIENCE, buffer, mesh, payload, soon, until
 
+from multiworld._core.lane import lane
+from multiworld._net.lane import waiting
 from multiworld._net.lane.connections import Next
 from multiworld._net.lane.waiting import LateError
 from multiworld.errors import MultiworldError
@@ -134,3 +138,39 @@ def test_a_thread_that_leads_hears_of_an_interrupt_in_another_one(pair, size):
             pair[1]._in_doubt(KeyboardInterrupt())
         with pytest.raises(ConnectionAbortedError, match="interrupted"):
             waits.result(PATIENCE / 2)
+
+
+def told_though_signalled(at):
+    """Return whether there was an instruction with this number; who awaits is told wherever the signal comes."""
+    pair = mesh(2)
+    try:
+        receives = [pair[1].post_receive(0, 0, tag, buffer(8)) for tag in (0, 1)]
+        told = []
+        for each in receives:
+            pair[1].when_over(each, lambda each=each: told.append(each))
+        turn = threading.Lock()
+        turn.acquire()
+        pair[1]._followers[receives[0]] = [turn]
+        for tag in (0, 1):
+            pair[0].send(1, 0, tag, memoryview(payload(8, tag)), soon())
+        signalled = At(at, {waiting.__file__, lane.__file__})
+        try:
+            with signalled:
+                pair[1].ready(0)
+        except Interrupted:
+            pair[1].ready(0)  # unless the lane has ended
+        assert set(told) == set(receives)
+        assert not turn.locked()
+        assert not pair[1]._awaited
+        assert not pair[1]._followers
+        return signalled.left <= 0
+    finally:
+        for each in pair:
+            each.fail(ConnectionError("the test is over"))
+
+
+def test_a_signal_as_those_that_wait_are_told_keeps_it_from_none():
+    at = 1
+    while told_though_signalled(at):
+        at += 1
+    assert at > 50
