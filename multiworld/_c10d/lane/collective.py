@@ -254,28 +254,22 @@ class Collective:
         while True:
             step = self._pending
             if step is not None:
-                view = None
                 try:
                     if type(step) is Want:
                         buffer = step.buffer
-                        view = _bytes(buffer)
-                        endpoint.taken = 0  # an id is another's once its object is gone
-                        endpoint.receive(ranks[step.peer], channel, tag, view, deadline, buffer)
-                        self._pending = None
+                        given = ranks[step.peer], channel, tag, _bytes(buffer), deadline, buffer
+                        for _ in itertools.starmap(endpoint.receive, (given,)):
+                            self._pending = None  # before Python looks: the message has come, and none after
                     else:
                         operation = cast("Send | Receive", step)
                         if not operation.done:
                             endpoint.wait(operation, deadline)
                         if operation.error is not None:
-                            raise as_new(operation.error)  # noqa: TRY301  (as `receive` raises it)
+                            raise as_new(operation.error)
                 except SizesDifferError as error:
                     raise self._mismatch(error) from None
                 except LateError:
                     raise self._late(seconds) from None
-                except BaseException:
-                    if view is not None and endpoint.taken == id(view):
-                        self._pending = None  # its message has come: the next step is due
-                    raise
             for self._pending in steps:
                 break
             else:

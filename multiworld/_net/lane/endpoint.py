@@ -122,11 +122,11 @@ class Endpoint(Waiting):
         if self._lock.locked():
             self._refuse_in_the_middle()
         posted: list[Receive] = []
-        self.taken = 0  # an id is another's once its object is gone
+        places: list[int] = []  # of a message that was taken the short way
         try:
             if source is not None and len(view) <= _SHORT:
                 short = source, channel, tag, view, keep
-                if self._received_at_once(short, deadline, posted):
+                if self._received_at_once(short, deadline, posted, places):
                     return source
             if not posted:
                 with self._lock:
@@ -138,12 +138,10 @@ class Endpoint(Waiting):
                 self.wait(receive, deadline)
             if receive.error is None:
                 assert receive.sender is not None  # noqa: S101  (it has a message)
-                self.taken = id(view)
                 return receive.sender
         except BaseException:
-            if source is not None and not posted and self.taken == id(view):  # the short way
-                posted.append(self._as_posted(source, channel, tag, view, keep))
-                self.taken = 0
+            if source is not None and places:
+                posted.append(_as_posted(source, channel, tag, view, places[0], keep))
             for each in posted:
                 self.take_back(each)  # also if its message came just now
             raise
@@ -340,13 +338,16 @@ class Endpoint(Waiting):
         self._tell()
         return send
 
-    def _received_at_once(self, short: Short, deadline: float, posted: list[Receive]) -> bool:
+    def _received_at_once(
+        self, short: Short, deadline: float, posted: list[Receive], places: list[int]
+    ) -> bool:
         """Take the next message straight from the connection, if no other thread or message waits.
 
         Args:
             short: the receive.
             deadline: ``time.monotonic()`` seconds.
             posted: gets the receive, posted before all that came later, where none came before.
+            places: gets the message's, see `Receive.place`, where it was taken.
 
         Returns:
             Whether it was taken.
@@ -375,7 +376,7 @@ class Endpoint(Waiting):
                     connection is not None
                     and ready == [(connection.fileno(), select.POLLIN)]
                     and self._core.quiet(peer)
-                    and self._take(connection, peer, channel, tag, view)
+                    and self._take(connection, peer, channel, tag, view, places)
                 ):
                     return True
                 self._post(*short, posted)
@@ -399,14 +400,6 @@ class Endpoint(Waiting):
         if self._posted is not None:
             posted.append(self._posted)
         self._short = self._posted = None
-
-    def _as_posted(
-        self, source: int, channel: int, tag: int, view: memoryview, keep: object | None
-    ) -> Receive:
-        """Return the receive that was taken last the short way as one that was posted, and is over."""
-        receive = Receive(source, channel, tag, view, 0, keep)
-        receive.done, receive.sender, receive.place = True, source, self._place
-        return receive
 
     def _post(
         self,
@@ -446,7 +439,9 @@ class Endpoint(Waiting):
             if rank is not None:
                 self._go_on(rank, events)
 
-    def _take(self, connection: Stream, peer: Peer, channel: int, tag: int, view: memoryview) -> bool:
+    def _take(
+        self, connection: Stream, peer: Peer, channel: int, tag: int, view: memoryview, places: list[int]
+    ) -> bool:
         try:
             try:
                 count = connection.recv_into(peer.incoming.want(), 0, NOW)
@@ -464,9 +459,17 @@ class Endpoint(Waiting):
             if peer.outgoing.pending:
                 self._net.write(peer.rank)
                 self._tell()
-            self._place = peer.order
-            self.taken = id(view)
+            places.append(peer.order)
         except BaseException as error:
             self._in_doubt(error)
             raise
         return True
+
+
+def _as_posted(
+    source: int, channel: int, tag: int, view: memoryview, place: int, keep: object | None
+) -> Receive:
+    """Return the receive that was taken the short way as one that was posted, and is over."""
+    receive = Receive(source, channel, tag, view, 0, keep)
+    receive.done, receive.sender, receive.place = True, source, place
+    return receive

@@ -85,9 +85,7 @@ class Waiting:
         self._led: Operation | None = None  # which it waits for; None while it has the short way
         self._short: Short | None = None  # what the leader receives the short way
         self._posted: Receive | None = None  # that, once it was posted since another receive came after it
-        self.taken = 0  # id of what the last message of a blocking receive was put into
         self._sleeps = False  # the leader looks at nothing any more before its `poll`
-        self._place = 0  # of the last one that was taken the short way: see `Receive.place`
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
         # Released when it is over, or when its thread is to lead.
         self._followers: dict[Operation, list[threading.Lock]] = {}

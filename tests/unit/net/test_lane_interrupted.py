@@ -16,6 +16,7 @@ from test_lane_endpoint import PATIENCE, buffer, mesh, soon, until
 from multiworld._core.lane import frames
 from multiworld._net.lane import reading
 from multiworld._net.lane.endpoint import Endpoint
+from multiworld._net.lane.waiting import LateError
 
 
 class Interrupted(BaseException):
@@ -31,10 +32,11 @@ def pair():
 
 
 class Lock:
-    """The endpoint's lock; a signal comes in this thread as it is released for the `at`th time."""
+    """The endpoint's lock; a signal comes in this thread as it is released for the `at`th time, after `call`."""
 
-    def __init__(self, at):
+    def __init__(self, at, call=lambda: None):
         self.left, self._lock, self._thread = at, threading.Lock(), threading.get_ident()
+        self._call = call
 
     def __enter__(self):
         self._lock.acquire()
@@ -47,6 +49,7 @@ class Lock:
         if self._thread == threading.get_ident():
             self.left -= 1
             if not self.left:
+                self._call()
                 raise Interrupted
 
 
@@ -197,6 +200,19 @@ def test_a_message_that_is_taken_back_has_its_place(pair):
         pair[1].receive(0, 0, 0, got := buffer(8), soon())
         assert bytes(got) == payload(8, number)
     assert lock.left < 0
+
+
+def test_a_message_is_taken_back_whatever_another_thread_receives(pair):
+    def elsewhere():
+        with ThreadPoolExecutor(1) as other, pytest.raises(LateError):
+            other.submit(pair[1].receive, 0, 0, 1, buffer(8), 0.0).result(PATIENCE)
+
+    pair[0].send(1, 0, 0, memoryview(payload(8, 1)), soon())
+    lock = pair[1]._lock = Lock(2, elsewhere)
+    with pytest.raises(Interrupted):
+        pair[1].receive(0, 0, 0, buffer(8), soon())
+    assert lock.left < 0
+    goes_on(pair, 8, buffer(8))
 
 
 def test_an_interrupt_before_a_thread_reads_leaves_the_reading_to_the_next(monkeypatch):
