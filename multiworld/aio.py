@@ -143,7 +143,7 @@ class Aio:
             return await self._recv(gen, tensor, src, tag)
         try:
             await self._over(gen, lane, receive)
-        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit) as error:
+        except BaseException as error:
             lane.take_back(receive, error, (tensor, landed))
             raise
         if landed is not None:
@@ -165,7 +165,7 @@ class Aio:
             await self._raise(gen, exc)
         try:
             await self._over(gen, lane, receive)
-        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit) as error:
+        except BaseException as error:
             lane.take_back(receive, error, (tensor, landed))
             raise
         if landed is not None:

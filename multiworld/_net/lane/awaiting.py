@@ -64,18 +64,22 @@ class Watch:
             except RuntimeError:  # the loop is closed, and its tasks with it
                 destroyed_tasks.run(functools.partial(_let_go, over))
 
-        if not self._endpoint.when_over(operation, tell):
-            return True
         rank = operation.peer if isinstance(operation, Send) else operation.source
         if everywhere:
             rank = None
-        if not self._awaited:
-            self._endpoint.watch(self, self._blocked, self._reads)
-        self._awaited.add(over)
-        ranks = self._look(rank)
-        timer = None if timeout is None else self.loop.call_later(timeout, _settle, over)
-        destroyed = False
+        ranks: list[int] = []
+        timer: asyncio.TimerHandle | None = None
+        begun, destroyed = True, False
         try:
+            if not self._endpoint.when_over(operation, tell):
+                begun = False
+                return True
+            if not self._awaited:
+                self._endpoint.watch(self, self._blocked, self._reads)
+            self._awaited.add(over)
+            self._look(rank, ranks)
+            if timeout is not None:
+                timer = self.loop.call_later(timeout, _settle, over)
             await over
         except GeneratorExit:
             destroyed = self.loop.is_closed()
@@ -85,7 +89,7 @@ class Watch:
                 timer.cancel()
             if destroyed:
                 destroyed_tasks.run(functools.partial(self._leave_closed, operation, tell, over, ranks))
-            else:
+            elif begun:
                 self._leave(operation, tell, over, ranks)
         return operation.done
 
@@ -112,16 +116,18 @@ class Watch:
         with _abandoned:
             self._leave(operation, tell, over, ranks)
 
-    def _look(self, rank: int | None) -> list[int]:
+    def _look(self, rank: int | None, ranks: list[int]) -> None:
+        """Look at connections; `ranks` gets those to be let go of, also where the loop takes not all."""
         held = self._endpoint.hold(rank)
-        for each, descriptor, awaits in held:
+        for each, _, _ in held:
+            ranks.append(each)
             self._waits[each] = self._waits.get(each, 0) + 1
+        for each, descriptor, awaits in held:
             if self._waits[each] == 1:
                 self._descriptors[each] = descriptor
                 self.loop.add_reader(descriptor, self._ready, each)
                 if awaits is Next.WRITE:
                     self.loop.add_writer(descriptor, self._ready, each)
-        return [each for each, _, _ in held]
 
     def _look_away(self, ranks: list[int]) -> None:
         for each in ranks:

@@ -171,3 +171,28 @@ def test_a_process_without_threads_leaves_it(monkeypatch):
 
     monkeypatch.setattr(destroyed_tasks._thread, "start_new_thread", none)
     destroyed_tasks.run(lambda: pytest.fail("no thread, no call"))
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_a_loop_that_cannot_look_leaves_nothing_behind(pair, monkeypatch, timeout):
+    """The operation goes on, and is awaited anew."""
+
+    def refused(*_):
+        raise OSError("no more")
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        watch = Watch(pair[1], loop)
+        receive = pair[1].post_receive(0, 0, 0, got := buffer())
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "add_reader", refused)
+            with pytest.raises(OSError, match="no more"):
+                await watch.until_over(receive, timeout, everywhere=True)
+        kept = pair[1]._awaited, pair[1]._on_reads, watch._awaited, watch._waits, watch._descriptors
+        assert not any(kept)
+        assert not pair[1]._net.is_held(0)
+        pair[0].send(1, 0, 0, memoryview(b"12345678"), soon())
+        assert await watch.until_over(receive, 60.0)
+        assert bytes(got) == b"12345678"
+
+    asyncio.run(main())
