@@ -71,6 +71,8 @@ def raised_by_the_program(error: BaseException) -> bool:
         error: caught by a function of this package, so that its frames are those of the call.
     """
     frame = error.__traceback__
+    if frame is None or frame.tb_next is None:
+        return False  # of the call itself: read and write end so each time
     while frame is not None:
         name = str(frame.tb_frame.f_globals.get("__name__", ""))
         package = name.partition(".")[0]

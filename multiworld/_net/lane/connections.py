@@ -107,7 +107,9 @@ class Connections:
                 left = left - count if count == len(want) or rank in self._mute else 0
                 if left <= 0 and _holds_back(connection):
                     left = 1
-        except BlockingIOError:
+        except BlockingIOError as error:
+            if raised_by_the_program(error):
+                raise
             left = 0  # that was all
         except OSError as error:  # a ProtocolError is one
             if raised_by_the_program(error):
@@ -133,7 +135,9 @@ class Connections:
                 count = connection.sendmsg(outgoing.views(), (), NOW)
                 outgoing.wrote(count)
                 left -= count
-        except BlockingIOError:
+        except BlockingIOError as error:
+            if raised_by_the_program(error):
+                raise
             left = 0  # no more goes
         except OSError as error:
             if raised_by_the_program(error):

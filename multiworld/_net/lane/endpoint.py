@@ -324,8 +324,6 @@ class Endpoint(Waiting):
             return False
         try:
             count = connection.sendmsg((head, view), (), NOW)
-        except BlockingIOError:
-            count = 0
         except OSError as error:  # the next write tells
             if raised_by_the_program(error):
                 raise  # what was written would be sent again

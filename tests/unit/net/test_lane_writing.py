@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 from test_lane_endpoint import buffer, mesh, payload, soon, until
@@ -22,12 +23,9 @@ class Full:
     def __init__(self, connection):
         self._connection, self.full = connection, True
 
-    def sendmsg(self, *args):
-        if self.full:
-            raise BlockingIOError
-        return self._connection.sendmsg(*args)
-
     def __getattr__(self, name):
+        if name == "sendmsg" and self.full:
+            return Mock(side_effect=BlockingIOError)  # raised by no code of a program
         return getattr(self._connection, name)
 
 
