@@ -31,8 +31,8 @@ _FOLDERS = (
     "build/m8d_build", "multiworld/provenance", "multiworld/shim",
     "tests/testbed/bed", "tests/testbed/src", "tests/testbed/programs",
 )  # fmt: skip
-_LEFT_OUT = ("build/m8d_build/full", "build/m8d_build/cli/full.py")
-"""The build from PyTorch's sources: no overlay wheel is made with it, and the test bed does not use it."""
+_LEFT_OUT = ("build/m8d_build/full", "build/m8d_build/cli/full.py", "build/m8d_build/cli/fetch.py")
+"""The build from PyTorch's sources, and the command that only fetches them: no overlay wheel is made with these."""
 
 _FILES = (
     "multiworld/__init__.py", "multiworld/errors.py", "patches/targets.toml",

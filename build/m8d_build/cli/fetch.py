@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -54,7 +55,8 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     if out is not None:
         _refuse_used(out)
     reporter = Silent() if args.json else Progress([], console)
-    with using(settings.cache):
+    # A folder is no part of the cache, which need not be there then.
+    with using(settings.cache) if args.source in CHOICES else contextlib.nullcontext():
         tree = fetch_source(
             target, settings, source=args.source, allow_unverified=args.allow_unverified, reporter=reporter
         )

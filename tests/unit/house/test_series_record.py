@@ -24,7 +24,8 @@ def project(tmp_path: Path) -> Path:
         "multiworld/shim/loader.py", "multiworld/provenance/sbom.py", "multiworld/__init__.py",
         "multiworld/errors.py", "multiworld/world.py",
         "build/m8d_build/overlay/a.py", "build/m8d_build/notes.md", "build/m8d_build/full/e.py",
-        "build/m8d_build/cli/full.py", "build/m8d_build/cli/overlay.py", "tests/testbed/bed/b.py",
+        "build/m8d_build/cli/full.py", "build/m8d_build/cli/fetch.py", "build/m8d_build/cli/overlay.py",
+        "tests/testbed/bed/b.py",
         "tests/testbed/src/c.cpp", "tests/testbed/programs/d.py", "tests/testbed/conftest.py",
         "tests/testbed/pairkit.py", "tests/testbed/test_patches_ends.py", "tests/testbed/test_worlds.py",
         "patches/targets.toml", "patches/v2.6.0/series", "patches/v2.6.0/0001-a.patch", "patches/v2.9.1/series",
@@ -72,6 +73,7 @@ def test_it_is_due_again_after_a_change_of_what_it_is_made_from_or_shown_with(pr
         "build/m8d_build/full/e.py",
         "build/m8d_build/full/new.py",
         "build/m8d_build/cli/full.py",
+        "build/m8d_build/cli/fetch.py",
         "tests/testbed/test_worlds.py",
         "patches/v2.9.1/series",
         "multiworld/world.py",
@@ -103,7 +105,9 @@ def test_what_does_not_count_is_there_and_nothing_that_counts_uses_it():
     assert all(path.exists() for path in left_out)
     for path in (ROOT / "build" / "m8d_build").rglob("*.py"):
         if not left_out & {path, *path.parents}:
-            assert not re.search(r"m8d_build\.(cli\.)?full\b", path.read_text(encoding="utf-8")), path
+            assert not re.search(
+                r"m8d_build\.((cli\.)?full|cli\.fetch)\b", path.read_text(encoding="utf-8")
+            ), path
 
 
 def test_ci_and_nox_have_all_series_but_the_default_one():

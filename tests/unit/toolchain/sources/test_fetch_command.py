@@ -6,6 +6,8 @@ import io
 import json
 import os
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kits.sourcekit import (
@@ -28,6 +30,7 @@ from m8d_build.errors import (
 from m8d_build.files.disk import copy_sources
 from m8d_build.files.lock import pruning
 from m8d_build.progress import Console
+from m8d_build.sources import SourceTree
 
 
 @pytest.fixture
@@ -88,9 +91,16 @@ def test_the_cache_is_not_pruned_while_the_command_copies_from_it(target, settin
         copy_sources(source, to)
 
     monkeypatch.setattr(fetch_command, "copy_sources", copy)
-    root = write_tree(tmp_path / "mine", FILES)
-    assert run_fetch(settings, "--source", str(root), "--out", str(tmp_path / "copy"))[0] == 0
+    kept = SourceTree(write_tree(settings.cache / "sources", FILES), "kept", target)
+    monkeypatch.setattr(fetch_command, "fetch_source", lambda *_, **__: kept)
+    assert run_fetch(settings, "--source", "cache", "--out", str(tmp_path / "copy"))[0] == 0
     assert copied
+
+
+def test_a_folder_needs_no_cache(target, settings, tmp_path):
+    root = write_tree(tmp_path / "mine", FILES)
+    without = replace(settings, cache=Path("/proc/nowhere"))
+    assert run_fetch(without, "--source", str(root))[0] == 0
 
 
 def test_the_command_never_writes_into_a_used_folder(target, settings, tmp_path):
