@@ -130,7 +130,8 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             Problem(
                 "earlier",
                 f"{plan.layout.tree}, and what is compiled there",
-                "an earlier run made it with other options or from other files, and this one would remove it",
+                "an earlier run made it with other options or from other files, or a part of that is gone, "
+                "and this one would remove it",
                 f"Run it as before ({plan.layout.logs} has that run's commands), or remove it with --fresh",
             )
         )
