@@ -11,7 +11,7 @@ from collections import deque
 from multiworld._core.lane.lane import Lane
 from multiworld._core.lane.operations import PayloadSource, Receive, Send
 
-__all__ = ["Network", "payload"]
+__all__ = ["InHandler", "Network", "payload"]
 
 
 def payload(size: int, seed: int) -> bytes:
@@ -111,3 +111,20 @@ class Network:
         else:
             read.view[: len(read.view) // 2] = bytes(len(read.view) // 2)  # it may have begun
         self.lanes[rank].read(read, succeeded=succeeded)
+
+
+class InHandler:
+    """The poll of an endpoint's connections: a signal's handler runs in the thread that sleeps, for the first time."""
+
+    def __init__(self, end, call):
+        self._poll, self._call, self._end = end._net.poll, call, end
+        end._net.poll = self
+
+    def poll(self, *args):
+        if self._call is not None:
+            self._end._net.poll, call, self._call = self._poll, self._call, None
+            call()
+        return self._poll.poll(*args)
+
+    def __getattr__(self, name):
+        return getattr(self._poll, name)

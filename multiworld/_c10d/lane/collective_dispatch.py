@@ -83,6 +83,7 @@ class GroupCollectives:
 
     Attributes:
         comparing: held by a call from its comparison (M8D_CHECK) until it is posted.
+        comparer: id of the thread whose call has it.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class GroupCollectives:
         self._used = carried and self.size > 1 and (crowds or not self._crowd)
         self._tags = itertools.count()
         self.comparing = threading.Lock()
+        self.comparer: int | None = None
         self._log = log
         self._logged = log.group(number, self._ranks)
 

@@ -15,7 +15,7 @@ from multiworld._c10d.lane.collective_dispatch import LIMITS, WITHOUT_LIMITS, Gr
 from multiworld._c10d.lane.collective_work import CollectiveWork
 from multiworld._c10d.waiter_pool import pool
 from multiworld._core.reraise import raised_by_the_program
-from multiworld._net.lane.waiting import LateError
+from multiworld._net.lane.waiting import LateError, nested_call
 from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
@@ -135,7 +135,13 @@ class GenerationCollectives:
 
         They begin it once they have compared. The group's next call comes after it.
         """
-        exchange, held = of.exchange(comparing.record(comparing.described(name, args, kwargs))), False
+        exchange = of.exchange(comparing.record(comparing.described(name, args, kwargs)))
+        self._messages.endpoint.require_wait()
+        me = threading.get_ident()
+        if of.comparer == me:
+            raise nested_call()
+        held, handed = False, False
+        holds = iter((of.comparing,))  # gives it to one thread, which lets go of it
         made: list[Collective | None] = []
 
         def go_on() -> None:
@@ -149,12 +155,15 @@ class GenerationCollectives:
             except Exception as error:  # the world is over, or no thread can wait
                 _log.debug("%s does not go on: %s", name, error)
             finally:
-                of.comparing.release()
+                for lock in holds:
+                    lock.release()
 
         try:
             # `for` stores what it is given before Python looks for signals.
             for held in map(of.comparing.acquire, (True,), (min(exchange.timeout, threading.TIMEOUT_MAX),)):
-                if not held:
+                if held:
+                    of.comparer = me
+                else:
                     waited = f"{name} timed out: the call before it is still compared"
                     self._messages.raise_explained(TimeoutError(waited))
             self.conclude(exchange)
@@ -172,12 +181,15 @@ class GenerationCollectives:
                 and exchange.tag >= 0
                 and (not isinstance(error, Exception) or raised_by_the_program(error))
             ):
-                held = False
+                of.comparer = None
                 pool.run(go_on, later=True)
+                handed = True
             raise
         finally:
-            if held:
-                of.comparing.release()
+            if held and not handed:
+                for lock in holds:
+                    of.comparer = None
+                    lock.release()
 
     def post(self, collective: Collective) -> CollectiveWork:
         """Begin a collective that the caller waits for later."""

@@ -94,7 +94,7 @@ class Messages:
             Exception: the lane's or this process's own, for `explain`.
         """
         if _profiled():
-            self.endpoint.require_wait()
+            self.endpoint.require_descriptor()
             self.post_send(tensor, dst, tag).wait()
             return
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -122,7 +122,7 @@ class Messages:
             Exception: as `send`.
         """
         if _profiled():
-            self.endpoint.require_wait()
+            self.endpoint.require_descriptor()
             work = self.post_receive(tensor, src, tag)
             work.wait()
             return work.source_rank()
@@ -324,7 +324,13 @@ class Messages:
         """Complete torch's `future` when a work is over, in a thread of the pool."""
         from multiworld._c10d.waiter_pool import pool  # noqa: PLC0415  (only who asks for a future pays)
 
+        once = [work]
+
         def complete() -> None:
+            try:
+                once.pop()
+            except IndexError:
+                return  # it was told twice
             try:
                 work.wait()
             except Exception as error:
@@ -332,13 +338,7 @@ class Messages:
             else:
                 future.set_result(work.result())
 
-        once = [complete]  # a second call has nothing to run
-
-        def begin() -> None:
-            if once:
-                pool.run(once.pop(), later=True)
-
-        if not self.endpoint.when_over(work.operation, begin):
+        if not self.endpoint.when_over(work.operation, lambda: pool.run(complete, later=True)):
             complete()
 
 

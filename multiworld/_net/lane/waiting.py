@@ -41,7 +41,7 @@ _Each = TypeVar("_Each")
 
 _OWN = __name__.removesuffix("waiting")
 _LONGEST = 3600.0  # seconds of one `poll`
-_MOMENT = 1.0  # seconds for which a thread has the lock at most, by far
+_MOMENT = 1.0  # seconds for which a thread has the lock at most, but where the lane ends
 
 
 class LateError(TimeoutError):
@@ -141,9 +141,13 @@ class Waiting:
 
     def require_wait(self) -> None:
         """Raise what `wait` would raise at once, before something is begun that goes on then."""
+        self.require_descriptor()
+        self._refuse_in_the_middle()
+
+    def require_descriptor(self) -> None:
+        """Raise NoDescriptorError if this thread could not wait; ConnectionAbortedError in a forked child."""
         self.require_own()
         wakes.mine()
-        self._refuse_in_the_middle()
 
     def _refuse_in_the_middle(self) -> None:
         """Raise in a signal's handler that would wait here for the call that it interrupts.
@@ -152,14 +156,16 @@ class Waiting:
         """
         stuck = self._leader is not None and self._leader == wakes.known()
         if not stuck and self._lock.locked() and _is_nested(self):
-            stuck = not self._lock.acquire(timeout=_MOMENT)
-            if not stuck:
-                self._lock.release()
+            stuck = True
+            try:
+                # `for` stores what it is given before Python looks for signals.
+                for free in map(self._lock.acquire, (True,), (_MOMENT,)):
+                    stuck = not free
+            finally:
+                if not stuck:
+                    self._lock.release()
         if stuck:
-            raise RuntimeError(
-                "a signal's handler called an operation that has to wait for the one that it interrupts. "
-                "Set a flag in the handler, and call it afterwards"
-            )
+            raise nested_call()
 
     def require_own(self) -> None:
         """Raise ConnectionAbortedError in a forked child: the connections are its parent's."""
@@ -369,8 +375,8 @@ class Waiting:
         if self._followers:
             operation, turns = next(iter(self._followers.items()))
             turn = turns[0]
+            turn.release()  # first: `_stop` tells those that are still listed
             _remove(self._followers, operation, turn)
-            turn.release()
         else:
             self._see_to_reads()
             for rank in self._net.blocked:
@@ -420,6 +426,14 @@ class Waiting:
         for operation in [each for each in (*self._followers, *self._awaited) if each.done]:
             self._tell_of(operation)
         return piece
+
+
+def nested_call() -> RuntimeError:
+    """Return what a call raises that would wait for the one that its signal's handler interrupts."""
+    return RuntimeError(
+        "a signal's handler called an operation that has to wait for the one that it interrupts. "
+        "Set a flag in the handler, and call it afterwards"
+    )
 
 
 def _is_nested(endpoint: Waiting) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from kits import collectivekit
 from kits.collectivekit import PATIENCE
+from kits.lanekit import InHandler
 from kits.meetkit import until
 from kits.signalkit import At, Interrupted
 from test_collective_refused import checking
@@ -101,3 +102,37 @@ def test_a_signal_while_the_others_have_not_called(monkeypatch):
             with pytest.raises(Interrupted):
                 mine.all_reduce(values[0])
         right(mine, theirs, values, lambda: None)
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["its thread leads", "another thread leads"])
+def test_a_handler_that_compares_in_the_middle_of_a_comparison_is_refused(leads):
+    """It would wait for the call that it interrupts, until the timeout."""
+    with collectivekit.pair() as pair:
+        mine, theirs = map(Member, pair)
+        end, raised = pair[0]._endpoint, []
+        given = torch.tensor([[1.0], [2.0]])
+
+        def handler():
+            with pytest.raises(RuntimeError, match="a signal's handler called an operation") as seen:
+                mine.all_reduce(given[1])
+            raised.append(seen.value)
+
+        conclude = mine._made.conclude
+
+        def interrupted(exchange):
+            mine._made.conclude = conclude
+            handler()
+            conclude(exchange)
+
+        if leads:
+            InHandler(end, handler)
+        else:
+            mine._made.conclude = interrupted
+        others = torch.tensor([[10.0], [20.0]])
+        with ThreadPoolExecutor(1) as thread:
+            over = thread.submit(lambda: [theirs.all_reduce(each).wait() for each in others])
+            for each in given:
+                mine.all_reduce(each).wait()
+            over.result(PATIENCE)
+        assert len(raised) == 1
+        assert given.tolist() == others.tolist() == [[11.0], [22.0]]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from multiworld._c10d.lane.messages import Messages  # noqa: E402  (torch may be missing)
 from multiworld._c10d.lane.work import LaneWork  # noqa: E402  (torch may be missing)
+from multiworld._c10d.waiter_pool import pool  # noqa: E402  (torch may be missing)
+from multiworld._core.operations.log import OperationLog  # noqa: E402  (torch may be missing)
 
 PATIENCE = 120.0
 
@@ -69,3 +73,26 @@ def test_an_interrupted_copy_is_made_by_the_next_wait():
     assert waited.wait()
     assert waited.wait()
     assert len(tried) == 2
+
+
+def test_a_future_is_completed_once_whatever_interrupts_its_telling(monkeypatch):
+    """The endpoint tells again what an interrupt may have kept from those that wait."""
+    told, handed = [], []
+    endpoint = Mock(when_over=lambda _, call: not told.append(call))
+    messages = Messages(endpoint, "w", PATIENCE, lambda error: error, OperationLog(0, 2))
+    future = torch.futures.Future()
+    messages.when_over(work(None), future)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pool, "run", interrupted)
+        told[0]()
+    monkeypatch.setattr(pool, "run", lambda job, **_: handed.append(job))
+    told[0]()
+    told[0]()
+    for job in handed:
+        job()
+    assert len(handed) == 2
+    assert future.done()

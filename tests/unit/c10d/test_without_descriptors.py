@@ -11,6 +11,7 @@ import pytest
 import torch
 from kits import collectivekit
 from kits.collectivekit import PATIENCE
+from kits.lanekit import InHandler
 
 from multiworld._c10d.lane import records
 from multiworld._c10d.lane.messages import Messages
@@ -77,3 +78,23 @@ def test_a_send_that_is_called_again_is_one_message(monkeypatch, ends, size, pro
             theirs.receive(got := torch.zeros_like(each), 0)
             assert torch.equal(got, each)
         over.result(PATIENCE)
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_handler_sends_a_small_message(monkeypatch, ends, profiled):
+    mine, theirs = (
+        Messages(end, "w", PATIENCE, lambda error: error, OperationLog(rank, 2))
+        for rank, end in enumerate(ends)
+    )
+    if profiled:
+        monkeypatch.setattr("multiworld._c10d.lane.messages._profiled", lambda: True)
+        monkeypatch.setattr(records, "begin", lambda *_: None)
+
+    def handler():
+        mine.send(torch.ones(2), 1)
+        theirs.send(torch.zeros(2), 0)
+
+    InHandler(ends[0], handler)
+    mine.receive(torch.ones(2), 1)
+    theirs.receive(got := torch.zeros(2), 0)
+    assert got.tolist() == [1, 1]

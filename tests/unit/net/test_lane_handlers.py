@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from kits.lanekit import payload
+from kits.lanekit import InHandler, payload
 from test_lane_endpoint import PATIENCE, buffer, mesh, soon
 
 from multiworld._net.lane import waiting
@@ -17,23 +17,6 @@ def pair():
     yield made
     for each in made:
         each.fail(ConnectionError("the test is over"))
-
-
-class InHandler:
-    """The poll of an endpoint's connections: a signal's handler runs in the thread that sleeps, for the first time."""
-
-    def __init__(self, end, call):
-        self._poll, self._call, self._end = end._net.poll, call, end
-        end._net.poll = self
-
-    def poll(self, *args):
-        if self._call is not None:
-            self._end._net.poll, call, self._call = self._poll, self._call, None
-            call()
-        return self._poll.poll(*args)
-
-    def __getattr__(self, name):
-        return getattr(self._poll, name)
 
 
 @pytest.mark.parametrize("way", ["short", "posted"])

@@ -12,7 +12,7 @@ from kits.signalkit import At, Interrupted
 from test_lane_endpoint import PATIENCE, buffer, mesh, payload, soon, until
 
 from multiworld._core.lane import lane
-from multiworld._net.lane import waiting
+from multiworld._net.lane import waiting, wakes
 from multiworld._net.lane.connections import Next
 from multiworld._net.lane.waiting import LateError
 from multiworld.errors import MultiworldError
@@ -174,3 +174,35 @@ def test_a_signal_as_those_that_wait_are_told_keeps_it_from_none():
     while told_though_signalled(at):
         at += 1
     assert at > 50
+
+
+def handed_over_though_signalled(at):
+    """Return whether there was an instruction with this number; the next thread leads, or hears of the end."""
+    pair = mesh(2)
+    try:
+        end, turn = pair[1], threading.Lock()
+        turn.acquire()
+        end._followers[end.post_receive(0, 0, 0, buffer(8))] = [turn]
+        end._leader = wakes.mine()
+        signalled = At(at, {waiting.__file__})
+        try:
+            with signalled:
+                try:
+                    with end._lock:
+                        end._give_up_lead()
+                except Interrupted as error:
+                    end._leave_in_doubt(error)
+        except Interrupted:  # as it returned
+            end._leave_in_doubt(Interrupted())
+        assert not turn.locked()
+        return signalled.left <= 0
+    finally:
+        for each in pair:
+            each.fail(ConnectionError("the test is over"))
+
+
+def test_a_signal_as_the_lead_is_handed_over_leaves_the_next_thread_not_alone():
+    at = 1
+    while handed_over_though_signalled(at):
+        at += 1
+    assert at > 30
