@@ -35,10 +35,21 @@ def hub(folder, network, *options, **more):
 
 
 def start(made, network, number):
-    return made.start(
+    begun = made.start(
         "--local-addr", network.address(number), "--rdzv-conf", conf(serves=number == 1),
         netns=network.hosts[number - 1],
     )  # fmt: skip
+    if number == 1:
+        begun.wait_line("event=run-started")  # torch gives seats in the order of coming, and the first is its
+    return begun
+
+
+def spare(made, before):
+    """Wait until the launcher without a seat knows that it stands by; returns it."""
+    found = next(run for run in made.runs if all(run is not each for each, _ in before.values()))
+    found.wait_line(r"event=seat seat=-")
+    before[0][0].wait_line(r"event=node-joined .*seat=-")
+    return found
 
 
 def moved(made, before, gone, cut):
@@ -65,6 +76,7 @@ def test_a_lost_nodes_roles_move_to_the_spare(tmp_path, network, how):
         number = made.runs.index(gone) + 1
         assert before[3][0] is gone
         assert number != 1
+        spare(made, before)
         cut = time.monotonic()
         if how == "killed":
             kill_host(gone)
@@ -150,19 +162,18 @@ def test_the_first_host_is_cut_off_with_the_hub_and_every_store(tmp_path, networ
         before = made.running()
         gone, other = before[0][0], before[2][0]
         assert gone is made.runs[0]
-        spare = next(run for run in made.runs if run not in {gone, other})
-        gone.wait_line(r"event=node-joined .*seat=-")  # the spare: one node of two would be no minority
+        follows = spare(made, before)  # one node of two would be no minority
         network.pull(1)
         gone.wait_line("event=stopped", count=2)  # by itself
         made.wait(2, "active", world="w1")
-        spare.wait_told("born", count=2)
-        spare.wait_told("active", count=4)  # the new hub in all three worlds, the new worker 0 in w0
-        assert {each["rank"] for each in spare.told("born")} == {0, 1}
+        follows.wait_told("born", count=2)
+        follows.wait_told("active", count=4)  # the new hub in all three worlds, the new worker 0 in w0
+        assert {each["rank"] for each in follows.told("born")} == {0, 1}
         for rank in (2, 3):
             assert [each["pid"] for each in made.told("born", rank=rank)] == [before[rank][1]]
         stopped = max(each["at"] for each in gone.told("tick"))
-        assert stopped < min(each["at"] for each in spare.told("born"))
-        for run in (other, spare):
+        assert stopped < min(each["at"] for each in follows.told("born"))
+        for run in (other, follows):
             run.say()
-        for run in (other, spare):
+        for run in (other, follows):
             assert run.ended(120) == 0, run.report()
