@@ -15,6 +15,8 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from multiworld._net.lane.waiting import nested_call
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -205,10 +207,7 @@ class Turn:
             seen.add(each)
             ahead += each.before
             if each.waits_in == self.waits_in:
-                raise RuntimeError(
-                    "a signal's handler called an operation that has to wait for the one that it interrupts. "
-                    "Set a flag in the handler, and call it afterwards"
-                )
+                raise nested_call()
             if each._is_stuck(loop):  # noqa: SLF001  (of this class)
                 which = "that this thread runs" if each.loop is loop else "that does not run now"
                 raise RuntimeError(

@@ -71,9 +71,8 @@ class Addresses:
         self._why: dict[int, str] = {}  # what TLS has to do with what was found
         self._unsaid: dict[int, float] = {}  # since when a store does not say what it is; by position
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
-        self._resolve_at: dict[
-            int, float
-        ] = {}  # when a name is resolved anew: of a silent host, or that did not resolve; by position
+        # When a name is resolved anew: of a silent host, or that did not resolve; by position.
+        self._resolve_at: dict[int, float] = {}
 
     def look(
         self, skip: int | None = None, *, busy: float = BUSY, brief: Collection[int] = ()
