@@ -111,14 +111,16 @@ def test_a_stranger_that_is_silent_after_the_handshake_is_cut_off(served, files,
 
 @pytest.mark.parametrize("certified", [False, True], ids=["a stranger that sends", "a silent member"])
 def test_others_have_their_time(tmp_path, served, files, ours, certified, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 0.5 if certified else 3.0)
+    monkeypatch.setattr(module, "SILENCE", 0.5 if certified else 5.0)
+    monkeypatch.setattr(module, "HANDSHAKE", 60.0)
+    monkeypatch.setattr(module._Handler, "timeout", 60.0)
     request = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connected(
         (served.host, served.port), files.ca, Files(tmp_path / "m", ours) if certified else None
     ) as link:
-        for part in (request[:10], request[10:20], request[20:]):
-            time.sleep(1.2)  # 3.6 s in all
-            link.sendall(part)
+        for at in range(0, len(request), 3):
+            time.sleep(0.6)  # more than a member's silence; 7.8 s in all, more than a stranger's
+            link.sendall(request[at : at + 3])
         assert link.recv(12) == b"HTTP/1.0 200"
 
 

@@ -624,7 +624,7 @@ def test_what_was_sent_before_the_end_arrives(other_sends, reads, monkeypatch):
         sender.start()
     began = time.monotonic()
     ends[0].fail(error)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < PATIENCE / 2
     if reads == "late":
         time.sleep(0.1)
     if other_sends == "all the time":
@@ -640,17 +640,16 @@ def test_what_was_sent_before_the_end_arrives(other_sends, reads, monkeypatch):
 
 def test_the_end_of_one_that_is_not_read_from_waits_for_nothing(monkeypatch):
     """Its connection is closed after a while."""
-    monkeypatch.setattr(graceful_close, "LINGER", 0.2)
+    monkeypatch.setattr(graceful_close, "LINGER", 4.0)
     ends = tcp_pair()
     while ends[0].post_send(1, 0, 0, memoryview(bytes(200_000))).done:
         pass
     connection = ends[0]._net.sockets[1]
     began = time.monotonic()
     ends[0].fail(ConnectionError("over"))
-    assert time.monotonic() - began < 1
-    assert connection.fileno() >= 0
+    assert connection.fileno() >= 0  # `fail` is back before that while is over
     until(settled)
-    assert time.monotonic() - began >= 0.2
+    assert time.monotonic() - began >= 4.0
     assert connection.fileno() < 0
     ends[1].fail(ConnectionError("over"))
 
@@ -814,12 +813,12 @@ def test_ctrl_c(tmp_path):
         "one, other = socket.socketpair()\n"
         "mine, theirs = Endpoint({1: one}), Endpoint({0: other})\n"
         "for size in (4, 1 << 20):\n"
-        "    print('waits', flush=True)\n"
         "    try:\n"
+        "        print('waits', flush=True)\n"
         "        mine.receive(1, 0, 0, memoryview(bytearray(size)), time.monotonic() + 60)\n"
         "    except KeyboardInterrupt:\n"
         "        pass\n"
-        "    threading.Thread(target=theirs.send, args=(0, 0, 0, bytes(size), time.monotonic() + 9)).start()\n"
+        "    threading.Thread(target=theirs.send, args=(0, 0, 0, bytes(size), time.monotonic() + 60)).start()\n"
         "    mine.receive(1, 0, 0, memoryview(bytearray(size)), time.monotonic() + 60)\n"
         "    print('works', flush=True)\n"
     )

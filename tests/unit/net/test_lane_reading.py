@@ -143,7 +143,7 @@ def test_the_end_is_heard_in_the_middle_of_a_piece(ends, memory, waits):
         assert memory.waits.wait(PATIENCE)
         began = time.monotonic()
         ends[1].fail(ConnectionError("the world broke"))
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < PATIENCE / 2
         had = bytes(got)
         with pytest.raises(ConnectionError, match="the world broke"):
             receives.result(PATIENCE)

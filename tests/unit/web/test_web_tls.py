@@ -254,7 +254,9 @@ def test_a_stranger_that_sends_has_its_time_and_no_more(page, files, monkeypatch
 
 @pytest.mark.parametrize("how", ["certificate", "token", "link"])
 def test_who_has_been_let_in_may_be_silent(page, files, member, how, monkeypatch):
-    monkeypatch.setattr(connections, "SILENCE", 2.0)
+    monkeypatch.setattr(connections, "SILENCE", 5.0)
+    monkeypatch.setattr(connections, "FIRST", 60.0)
+    monkeypatch.setattr(page._server.config, "timeout_keep_alive", 60)
     path = b"/?token=t0ken" if how == "link" else b"/api/v1/view"
     more = b"\r\nAuthorization: Bearer t0ken\r\n\r\n" if how == "token" else b"\r\n\r\n"
     asks = PROBE.replace(b"/live", path).replace(b"\r\n\r\n", more)
