@@ -238,11 +238,12 @@ def test_a_stranger_that_is_silent_after_the_handshake_is_cut_off(page, files, s
 
 
 def test_a_stranger_that_sends_has_its_time_and_no_more(page, files, monkeypatch):
-    monkeypatch.setattr(connections, "SILENCE", 3.0)
+    monkeypatch.setattr(connections, "SILENCE", 5.0)
+    monkeypatch.setattr(connections, "FIRST", 60.0)
     with connected((page.host, page.port), files.ca) as slow:
-        for at in range(0, len(PROBE), 4):
-            slow.sendall(PROBE[at : at + 4])
-            time.sleep(0.4)  # 4.4 s in all
+        for at in range(0, len(PROBE), 3):
+            slow.sendall(PROBE[at : at + 3])
+            time.sleep(0.5)  # 6.5 s in all
         assert slow.recv(12) == b"HTTP/1.1 200"
     monkeypatch.setattr(connections, "FIRST", 0.5)
     with connected((page.host, page.port), files.ca) as endless, contextlib.suppress(OSError):

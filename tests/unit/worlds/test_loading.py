@@ -39,6 +39,9 @@ print("end", flush=True)
 """
 
 
+LONG = "from multiworld import loading; loading.LONGEST = 100.0"  # a busy machine: and torch is loaded
+
+
 def run(**parts: str) -> SimpleNamespace:
     program = ENDS_MEANWHILE.format(**{"before": "", "seconds": "0.5", **parts})
     done = subprocess.run(
@@ -59,7 +62,7 @@ def run(**parts: str) -> SimpleNamespace:
     ],
 )
 def test_the_end_waits_for_a_daemon_thread_that_loads(module, name):
-    done = run(module=module, name=name, before="import multiworld.integrations")
+    done = run(module=module, name=name, before=f"import multiworld.integrations\n{LONG}")
     assert (done.code, done.lines) == (0, ["end", "found"]), done.error
 
 
@@ -67,7 +70,7 @@ def test_the_end_waits_for_a_daemon_thread_that_loads(module, name):
 def test_the_end_waits_for_what_a_first_join_loads(module):
     pytest.importorskip("torch")
     done = run(
-        before="from multiworld import loading; loading.LONGEST = 100.0",  # it loads torch, on a busy machine
+        before=LONG,
         module=module,
         name="multiworld.join('w', 0, 2, store='tcp://127.0.0.1:1', timeout=5)",
     )
