@@ -185,6 +185,8 @@ class _Meeting:
         try:
             connection = dial.start(now)
         except OSError as error:
+            if raised_by_the_program(error):
+                raise
             dial.again(error.strerror or str(error))
         else:
             self._begin(connection, dial.rank, now)
@@ -195,9 +197,11 @@ class _Meeting:
                 return
             try:
                 connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
             except OSError as error:
+                if raised_by_the_program(error):
+                    raise
+                if isinstance(error, (BlockingIOError, ConnectionAbortedError)):
+                    return
                 # Without free descriptors the listeners stay readable.
                 _log.debug("%s: nothing is accepted for a moment: %s", self._roster.key, error)
                 for each in self._door.sockets:

@@ -176,9 +176,9 @@ class TestLate:
 
     def test_pauses_below_a_millisecond_are_not_rounded_up(self, monkeypatch):
         """A poll takes whole milliseconds. One of many shows it, on a busy machine too."""
-        dialed, real = [], dialing.Dial.start
+        dialed, real = [], dialing.Dial.again
         monkeypatch.setattr(
-            dialing.Dial, "start", lambda dial, now: dialed.append(time.monotonic()) or real(dial, now)
+            dialing.Dial, "again", lambda dial, why: dialed.append(time.monotonic()) or real(dial, why)
         )
         pauses = []
         for _ in range(20):
