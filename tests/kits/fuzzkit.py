@@ -355,15 +355,16 @@ class Fuzzer:
     _held: list[_Open] = field(default_factory=list)
 
     def run(self, until: float) -> None:
-        """Attack until then (``time.monotonic()`` seconds), and hang up."""
-        dice = random.Random(self.seed)  # noqa: S311  (to be repeated)
+        """Attack until then (``time.monotonic()`` seconds), each target at least once, and hang up."""
+        dice, first = random.Random(self.seed), True  # noqa: S311  (to be repeated)
         try:
-            while time.monotonic() < until:
+            while first or time.monotonic() < until:
                 targets = sorted(self.targets().items(), key=lambda each: str(each[0]))
                 for listener, kind in dice.sample(targets, len(targets)):
-                    if kind in _SAYS and time.monotonic() < until:
+                    if kind in _SAYS and (first or time.monotonic() < until):
                         self._call(dice, listener, kind)
                 self._go_on(dice)
+                first = False
         finally:
             for each in self._held:
                 each.sock.close()

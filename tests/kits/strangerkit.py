@@ -22,6 +22,8 @@ MARGIN = 5.0
 """Seconds beyond a bound until a visit ends: this machine is shared and noisy."""
 SPEAKS = 0.5
 """Seconds that an answer may take to begin where nothing is dropped."""
+ANSWERS = 4.0
+"""Seconds that the answer to a protocol's own first bytes may take, on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,22 @@ def visit(
             elif manner == "first bytes":
                 sock.sendall(first_bytes(kind, listener, names))
         sock.settimeout(LOOK)
-        datagrams, taken = listener.type == socket.SOCK_DGRAM, False
+        datagrams, taken, ended = listener.type == socket.SOCK_DGRAM, False, False
         until = began + (SPEAKS if datagrams or most is None else most + MARGIN)
-        while time.monotonic() < until and made.dropped is None:
+        answers = began + ANSWERS if manner == "first bytes" else began
+        while (now := time.monotonic()) < until and not ended and (made.dropped is None or now < answers):
             ended = _hear(sock, made)
             has = listener.family == socket.AF_UNIX or held(listener, sock)
             taken = taken or has
             # Over TCP what was not accepted takes no descriptor; it may still be accepted.
             late = time.monotonic() - began > SPEAKS
-            if not datagrams and (ended or (not has and (taken or late) and not _readable(sock))):
+            if taken:
+                answers = began
+            if datagrams:
+                continue
+            if not (ended or (not has and (taken or late) and not _readable(sock))):
+                made.dropped = None  # it was accepted after all
+            elif made.dropped is None:
                 made.dropped = time.monotonic() - began
     if datagrams:
         made.dropped = 0.0

@@ -220,9 +220,12 @@ def test_workers_that_cannot_be_started_or_are_none_leave_the_others_as_they_are
 
 
 def of_two(endpoint, host):
-    """Options of one of up to two nodes; the rendezvous is at the host."""
+    """Options of one of up to two nodes; the rendezvous is at the host.
+
+    Its last call takes some seconds: a node that waits looks whether there is a new round once a second.
+    """
     return ["--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--rdzv-id", "late", "--local-addr", "127.0.0.1",
-            "--rdzv-conf", f"is_host={host},last_call_timeout=1", "--node-hang-timeout", "30"]  # fmt: skip
+            "--rdzv-conf", f"is_host={host},last_call_timeout=4", "--node-hang-timeout", "30"]  # fmt: skip
 
 
 def test_workers_that_no_node_has_do_not_let_others_retire(tmp_path):

@@ -853,7 +853,7 @@ def interrupted_everywhere(me, step):
         interrupting = Interrupting(at)
         try:
             sys.settrace(interrupting)
-            w = mw.join("w1", me.rank, 2, store=me.store, timeout=30)
+            w = mw.join("w1", me.rank, 2, store=me.store, timeout=8 * SOON)
         except KeyboardInterrupt:
             sys.settrace(None)
             interrupts, at = interrupts + 1, at + step
@@ -879,7 +879,7 @@ def joins_until_it_gets_something(me):
     while "message" not in kinds:
         began = time.monotonic()
         try:
-            w = mw.join("w1", me.rank, 2, store=me.store, timeout=30)
+            w = mw.join("w1", me.rank, 2, store=me.store, timeout=8 * SOON)
             w.recv(number(), 1 - me.rank)
             kinds.add("message")
         except mw.BrokenWorldException as error:
@@ -899,7 +899,7 @@ def test_a_join_interrupted_anywhere_is_told(cast, rank):
     seen = other.expect("seen", timeout=4 * PATIENCE)
     assert first.expect("interrupts").number > 20
     assert seen.kinds <= {"message", "left", "JoinAbandonedError"}, seen
-    assert seen.longest < SOON, seen
+    assert seen.longest < 4 * SOON, seen  # half of the timeout: each line of a join is traced
     assert [first.finish(), other.finish()] == [0, 0]
 
 
