@@ -40,15 +40,18 @@ class AdvanceCounter:
         self._before = (0, clock())  # the count some time ago, and when that was
         self._stop = 0  # the advance at which it stops; 0: none
         self._entry = 0  # the one at which it enters; 0: not decided
-        self._again = False  # whether the last advance was cut off: the next call is for the same one
+        self._again = False  # whether the last advance is not over: the next call is for the same one
         self._changed = threading.Condition(threading.Lock())
 
     def advance(self) -> bool:
-        """Count one more, unless the last one was cut off at a stop; return whether it stops there."""
+        """Count one more, unless the last one was cut off at a stop; return whether it stops there.
+
+        At a stop it is over with `passed`, or `begin`.
+        """
         with self._changed:
             # It must not pass its limit before others have agreed on an advance that may be this one.
             self.count += not self._again
-            self._again = self.count == self._stop  # until `enters` has come to its end
+            self._again = self.count == self._stop
             return self._again
 
     def begin(self, count: int) -> None:
@@ -100,8 +103,12 @@ class AdvanceCounter:
                         f"advance {self.count}: the members have not agreed on the next generation"
                     )
                 self._changed.wait(min(left, _LOOK_EVERY))
-            self._again = False
             return self._entry == self.count and works()
+
+    def passed(self) -> None:
+        """Nothing is entered at this advance: the next call counts one more."""
+        with self._changed:
+            self._again = False
 
     def forked(self) -> None:
         """In a forked child: another thread may have held the lock."""

@@ -115,6 +115,7 @@ class Advancing:
             ) from error
         following = self._preparing.following if enters else None
         if following is None or not self._entered(gen, following):
+            self._counter.passed()
             if gen.state is not State.ACTIVE:
                 self._late = gen.number  # this advance is counted
                 raise gen.error()

@@ -62,4 +62,6 @@ def test_an_interrupt_at_the_limit_does_not_let_the_member_pass_it():
     assert (counter.advance(), counter.count) == (True, 1), "others may have agreed on this one"
     counter.decide(1)
     assert counter.enters(works, time.monotonic())
-    assert (counter.advance(), counter.count) == (False, 2), "that one has come to its end"
+    assert (counter.advance(), counter.count) == (True, 1), "it has not entered there yet"
+    counter.passed()
+    assert (counter.advance(), counter.count) == (False, 2), "that one is over"
