@@ -207,6 +207,10 @@ TABLE: dict[tuple[Stage, type[StageEvent]], Row] = {
     (Stage.OPENING, Broke): Row(Stage.DOOMED),
     (Stage.OPENING, JoinFailed): Row(Stage.CLOSED, _LEAVE),
     (Stage.OPENING, CloseAsked): Row(Stage.CLOSED, _CLOSE),
+    # Another thread goes on while subscribers are still told. The next generation tells of a member that was
+    # lost, if it is one of that as well.
+    (Stage.OPENING, Replaced): Row(Stage.REPLACED, (Action.REFUSE_OPERATIONS,)),
+    (Stage.DOOMED, Replaced): Row(Stage.REPLACED, (Action.REFUSE_OPERATIONS,)),
     (Stage.DOOMED, Announced): Row(Stage.BROKEN, _BREAK),
     (Stage.DOOMED, JoinFailed): Row(Stage.CLOSED, _LEAVE),
     (Stage.DOOMED, CloseAsked): Row(Stage.CLOSED, (*_LEAVE, Action.TELL_CLOSED)),

@@ -57,6 +57,8 @@ BREAK = (Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.FAIL_AWAITED_LATER
         (Stage.OPENING, BROKE, Stage.DOOMED, ()),
         (Stage.OPENING, FAILED, Stage.CLOSED, LEAVE),
         (Stage.OPENING, CLOSE, Stage.CLOSED, CLOSED),
+        (Stage.OPENING, REPLACED, Stage.REPLACED, (Action.REFUSE_OPERATIONS,)),
+        (Stage.DOOMED, REPLACED, Stage.REPLACED, (Action.REFUSE_OPERATIONS,)),
         (Stage.DOOMED, ANNOUNCED, Stage.BROKEN, BREAK),
         (Stage.DOOMED, FAILED, Stage.CLOSED, LEAVE),
         (Stage.DOOMED, CLOSE, Stage.CLOSED, (*LEAVE, Action.TELL_CLOSED)),

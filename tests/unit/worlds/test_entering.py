@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiworld._core.state_machine import Announced, Joined
+from multiworld._core.state_machine import Announced, Broke, Joined, Stage
 from multiworld._generation.stage import StateMachine
 from multiworld._join.advancing import Advancing
 from multiworld._join.preparing import Following
-from multiworld.events import State
+from multiworld.events import Breakage, Cause, State
 
 
 class Leaver:
@@ -79,3 +79,14 @@ def test_an_advance_at_which_what_follows_is_undone_already_is_over(leaver):
     assert not leaver.advancing.advance()
     leaver.advancing._counter.withdraw()
     assert (leaver.advancing.advance(), leaver.advancing.count) == (False, 2)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_next_generation_is_due_while_subscribers_still_hear_of_the_present_one(opening, lost):
+    """It was joined in the background, where they are told; to the program it is active before."""
+    if lost:
+        opening.machine.apply(Broke(Breakage(Cause.CRASHED, (1,), "rank 1 crashed", 1.0)))
+    assert opening.gen.state is State.ACTIVE
+    assert opening.advancing.advance()
+    assert opening.machine.apply(Announced()) is Stage.REPLACED
+    assert opening.machine.breakage is None
