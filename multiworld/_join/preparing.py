@@ -139,7 +139,8 @@ class Preparing:
 
     def stop(self, deadline: float) -> None:
         """Wait until nothing is prepared any more, at most until `deadline`; the generation is over."""
-        thread = self._thread
+        with self._lock:
+            thread = self._thread  # which has begun, or is none
         if thread is not None and thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
         self._store.close()
@@ -193,11 +194,11 @@ class Preparing:
             if chain != self._chain or self._thread is not None:
                 return None  # another look has begun meanwhile, and goes on with this
             self._thread = thread
-        try:
-            thread.start()
-        except RuntimeError:  # the host has no thread left
-            self._thread = None
-            return AGAIN_AT_MOST
+            try:
+                thread.start()
+            except RuntimeError:  # the host has no thread left
+                self._thread = None
+                return AGAIN_AT_MOST
         return None
 
     def _prepare(self, gen: Generation, succession: Succession) -> None:

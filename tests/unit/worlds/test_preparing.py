@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from multiworld._generation.resources import STORE_LOOK
-from multiworld._join import succession_store
+from multiworld._join import preparing, succession_store
 from multiworld._join.preparing import AGAIN_AT_MOST, LOOK_EVERY, Preparing
 from multiworld._join.succession_store import SuccessionStore
 from multiworld.errors import StoreUnreachableError
@@ -57,6 +59,74 @@ def test_a_store_that_stays_silent_is_looked_at_less_and_less():
 def test_an_error_of_the_host_does_not_end_the_looks():
     error = OSError(24, "Too many open files")
     assert looks([error, RuntimeError("can't start new thread"), False, True]) == [0.2, 1.0, 5.0, LOOK_EVERY]
+
+
+class Due(Store):
+    """Newcomers wait."""
+
+    def __init__(self): ...
+
+    def due(self):
+        return True
+
+    def close(self): ...
+
+
+@pytest.fixture
+def due(monkeypatch):
+    """A world whose next generation is due, and what is asked of its counter and of the watcher."""
+    gen = SimpleNamespace(world="w", number=1, rank=0, state=State.ACTIVE)
+    world = SimpleNamespace(name="w", _gen=gen, _plan=SimpleNamespace(present=None))
+    counter = SimpleNamespace(look=lambda: None, withdraw=lambda: None)
+    it = SimpleNamespace(gen=gen, counter=counter, preparing=Preparing(world, print, counter))
+    it.preparing._store = Due()
+    monkeypatch.setattr(preparing, "watcher", SimpleNamespace(add=lambda *_: None))
+    return it
+
+
+def test_stop_waits_for_a_preparation_that_the_host_begins_late(due, monkeypatch):
+    asked, begin, over = threading.Event(), threading.Event(), threading.Event()
+    start, lock = threading.Thread.start, due.preparing._lock
+
+    def late(thread):
+        if thread.name == "m8d-advance-w":
+            asked.set()
+            assert begin.wait(60)
+        start(thread)
+
+    class Asked:
+        """The lock, for which the thread that stops it asks, or not."""
+
+        def __enter__(self):
+            if threading.current_thread() is threading.main_thread():
+                begin.set()
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    monkeypatch.setattr(threading.Thread, "start", late)
+    due.preparing._lock, due.preparing._prepare = Asked(), lambda *_: over.set()
+    looks = threading.Thread(target=due.preparing._look, args=(due.gen, 0))
+    looks.start()
+    try:
+        assert asked.wait(60)
+        due.preparing.stop(time.monotonic() + 60)
+        assert over.is_set()
+    finally:
+        begin.set()
+        looks.join(60)
+
+
+def test_a_host_without_a_thread_for_a_preparation_is_asked_again(due, monkeypatch):
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        assert due.preparing._look(due.gen, 0) == AGAIN_AT_MOST
+    due.preparing.stop(time.monotonic() + 60)
+    assert due.preparing._thread is None
 
 
 class Opened:
