@@ -217,10 +217,11 @@ class Preparing:
                 extra=about(gen.world, gen.number, gen.rank),
             )
         finally:
+            if self._works(gen):
+                self._counter.withdraw()
             if self._thread is threading.current_thread():
-                self._thread = None
+                self._thread = None  # from here on the next one may begin, which says a limit of its own
         if self._works(gen):
-            self._counter.withdraw()
             self._look_in(self._pause, gen)
             self._pause = min(2 * self._pause, AGAIN_AT_MOST)
 

@@ -129,6 +129,16 @@ def test_a_host_without_a_thread_for_a_preparation_is_asked_again(due, monkeypat
     assert due.preparing._thread is None
 
 
+def test_a_preparation_withdraws_its_limit_before_the_next_one_may_begin(due):
+    """A wish to leave has it begin at once."""
+    asked = []
+    due.preparing._thread = threading.current_thread()
+    due.counter.withdraw = lambda: asked.append(due.preparing._look(due.gen, 0))
+    due.preparing._prepare(due.gen, SimpleNamespace(due=lambda: False))
+    assert asked == [LOOK_EVERY], "it sees that one is under way"
+    assert due.preparing._thread is None
+
+
 class Opened:
     """A store that was opened, and perhaps closed."""
 
