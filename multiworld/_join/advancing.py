@@ -176,11 +176,17 @@ class Advancing:
             made.machine.apply(JoinFailed(error, time.monotonic() + UNDO_BUDGET))
         if gen.state is State.ACTIVE:
             gen.machine.apply(Replaced(0 if made is None else made.number))
-        if self._world._gen.state is State.CLOSED:
+        if self._world._gen.state is not State.CLOSED:
+            return
+        if gen.machine.replaced is None:  # another thread closed it, and tells of that
             self._world._leave_registry()
+        else:
+            self._world._generation_closed(self._world._gen)
 
     def _depart(self, gen: Generation) -> None:
         """Leave for good, once the last member has left the generation."""
         world = self._world
-        self.stop(time.monotonic() + world._plan.timeout)
-        world._generation_closed(gen)
+        try:
+            self.stop(time.monotonic() + world._plan.timeout)
+        finally:  # also after Ctrl-C in that wait
+            world._generation_closed(gen)

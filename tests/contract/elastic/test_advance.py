@@ -190,6 +190,8 @@ def interrupted_at_the_entry(me, size, at):
     from multiworld.registry import registry
     from multiworld.world import World
 
+    told = []
+    mw.subscribe(lambda event: told.append(event.generation) if isinstance(event, mw.WorldClosed) else None)
     w = enter(me, size, last_call=0)
     where = {"take": Following, "moved": registry, "_enter": World}[at]
     function = getattr(where, at)
@@ -207,7 +209,7 @@ def interrupted_at_the_entry(me, size, at):
         me.emit("interrupted")
     freed = w.close(PATIENCE)
     until(lambda: not [each.name for each in threading.enumerate() if each.name.startswith("m8d-advance")])
-    me.emit("closed", freed=freed, state=w.state, there=mw.worlds())
+    me.emit("closed", freed=freed, state=w.state, there=mw.worlds(), told=len(told))
     me.hear()
 
 
@@ -220,7 +222,7 @@ def test_a_member_that_is_interrupted_as_it_enters_the_next_generation_leaves_it
     closes.expect("interrupted")
     assert newcomer.expect("broken", SOON).cause in {"left", "failed"}
     told = closes.expect("closed")
-    assert (told.freed, told.state, told.there) == (True, mw.State.CLOSED, {})
+    assert (told.freed, told.state, told.there, told.told) == (True, mw.State.CLOSED, {}, 1)
     closes.say("end")
 
 

@@ -90,3 +90,20 @@ def test_the_next_generation_is_due_while_subscribers_still_hear_of_the_present_
     assert opening.advancing.advance()
     assert opening.machine.apply(Announced()) is Stage.REPLACED
     assert opening.machine.breakage is None
+
+
+def interrupted(actions, _):
+    actions.clear()
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", ["the wait", "the entry"])
+def test_a_member_that_is_interrupted_as_it_leaves_is_told_that_its_world_is_closed(leaver, at):
+    if at == "the wait":
+        leaver.interrupted_at(leaver.advancing._preparing, "stop")
+    else:
+        leaver.machine.bind(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        leaver.advancing.advance()
+    assert leaver.told == [leaver.gen]
+    assert leaver.following.entered.is_set()
