@@ -421,6 +421,7 @@ def _committed(
 ) -> tuple[World, Generation]:
     """Join, or join again, until every member has committed."""
     joined = Reservation(registry, plan.name, plan.rank, cancelled, tries.withdrawn)
+    handle = world
     with contextlib.ExitStack() as kept:
         # First, and so done last: wherever an interrupt comes, the name is free then.
         kept.callback(joined.end)
@@ -461,9 +462,8 @@ def _committed(
                 def make(owner: World) -> Generation:
                     return generation.Generation(machine, resources, owner, plan.timeout)
 
-                handle = (
-                    World(plan, make, Rejoins(_advancing, rejoin, rejoin_async)) if world is None else world
-                )
+                if handle is None:
+                    handle = World(plan, make, Rejoins(_advancing, rejoin, rejoin_async))
                 made = handle._gen if world is None else make(world)
                 undo.callback(made.refuse)
                 resources.c10d.on_destroyed = lambda: _destroyed(made)
@@ -479,6 +479,8 @@ def _committed(
             tries.agreed = machine.generation != 0
             # Perhaps interrupted when the others were active: they see this member leave.
             machine.apply(JoinFailed(exc, time.monotonic() + UNDO_BUDGET))
+            if handle is not None:
+                handle._leave_registry()  # which a generation that is entered, and closed, does not
             if world is not None:
                 world._gen.tell_over()
             # No name for what is told: with one, this frame and the error would keep each other.

@@ -199,6 +199,31 @@ def test_a_join_that_is_interrupted_as_soon_as_it_is_attached_leaves_nothing(mon
     assert joined(store).close()
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_join_that_is_interrupted_as_its_generation_begins_does_not_go_on_listening(monkeypatch, again):
+    store = dist.HashStore()
+
+    def of_a_range():
+        return mw.join("stages", None, "1:2", store=store, timeout=20, last_call=0)
+
+    world = of_a_range() if again else None
+    if again:
+        world.close()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mw.World, "_begins", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            world.rejoin() if again else of_a_range()
+    assert registry.watchdog().snapshot().listeners == 0
+    assert mw.worlds() == {}
+    made = of_a_range()
+    assert registry.watchdog().snapshot().listeners == 1
+    assert made.close()
+
+
 def test_a_join_that_fails(log, monkeypatch):
     def build(*_):
         raise mw.JoinAbandonedError("stages", "a test gives up")
