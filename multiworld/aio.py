@@ -314,7 +314,8 @@ class Aio:
             return here.recv_object_list(object_list, src, device, weights_only=weights_only)
 
         def rest() -> int:
-            here.recv(coming.room(), sender)
+            with here.steps("recv_object_list", begun=True):
+                here.recv(coming.room(), sender)
             coming.fill(sender, weights_only=weights_only)
             return sender
 

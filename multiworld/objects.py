@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from multiworld import uninterrupted
 from multiworld.collectives import Collectives
 from multiworld.events import State
+from multiworld.steps import Steps
 from multiworld.turns import RECEIVE, SEND, collective, message
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class ObjectCollectives(Collectives):
             return True
 
         def data() -> None:
-            here.recv(coming.room(), sender)
+            with here.steps("recv_object_list", begun=True):
+                here.recv(coming.room(), sender)
 
         def both() -> None:
             sizes()
@@ -111,9 +113,11 @@ class ObjectCollectives(Collectives):
         sizes = _sizes(parts, device) if mine else _numbers(len(object_list), device)
 
         def spread() -> Tensor:
-            here.broadcast(sizes, src)
-            data = _joined(parts, device) if mine else _room(int(sizes.sum()), device)
-            here.broadcast(data, src)
+            with here.steps("broadcast_object_list") as steps:
+                here.broadcast(sizes, src)
+                steps.begun = True
+                data = _joined(parts, device) if mine else _room(int(sizes.sum()), device)
+                here.broadcast(data, src)
             return data
 
         data = self._in_turn(collective(device), spread)
@@ -172,11 +176,13 @@ class ObjectCollectives(Collectives):
         sizes = _sizes(parts, here.device) if parts else _numbers(here.world_size, here.device)
 
         def spread() -> Tensor:
-            here.broadcast(sizes, src)
-            longest = int(sizes.max())
-            padded = [_joined([part.ljust(longest, b"\0")], here.device) for part in parts]
-            data = _room(longest, here.device)
-            here.scatter(data, padded or None, src)  # no message: those are the program's own
+            with here.steps("scatter_object_list") as steps:
+                here.broadcast(sizes, src)
+                steps.begun = True
+                longest = int(sizes.max())
+                padded = [_joined([part.ljust(longest, b"\0")], here.device) for part in parts]
+                data = _room(longest, here.device)
+                here.scatter(data, padded or None, src)  # no message: those are the program's own
             return data
 
         data = self._in_turn(collective(here.device), spread)
@@ -233,6 +239,10 @@ class OneGeneration(ObjectCollectives):
             first()
         return steps()
 
+    def steps(self, name: str, *, begun: bool = False) -> Steps:
+        """Return the block for the steps of the operation `name`."""
+        return Steps(self._gen, name, begun=begun)
+
     def send_objects(
         self, object_list: list[Any], dst: int, device: torch.device | None, posted: Callable[[], object]
     ) -> None:
@@ -244,16 +254,25 @@ class OneGeneration(ObjectCollectives):
 
     def post_objects(self, parts: list[bytes], dst: int, device: torch.device) -> list[WorldWork]:
         """Start to send the two messages of a list to rank `dst`, see `ComingList`."""
-        return [self.isend(_sizes(parts, device), dst), self.isend(_joined(parts, device), dst)]
+        sizes, data = (
+            _sizes(parts, device),
+            _joined(parts, device),
+        )  # before anything is posted: it takes memory
+        with self.steps("send_object_list") as steps:
+            first = self.isend(sizes, dst)
+            steps.begun = True
+            return [first, self.isend(data, dst)]
 
     def gather_bytes(self, part: bytes) -> list[Tensor]:
         """Return everyone's bytes, by rank: 1-D, of uint8, on the device."""
         sizes = [_numbers(1, self.device) for _ in range(self.world_size)]
-        self.all_gather(sizes, _sizes([part], self.device))
-        lengths = [int(size) for size in sizes]
-        longest = max(lengths)
-        datas = [_room(longest, self.device) for _ in range(self.world_size)]
-        self.all_gather(datas, _joined([part.ljust(longest, b"\0")], self.device))
+        with self.steps("a gather of objects") as steps:
+            self.all_gather(sizes, _sizes([part], self.device))
+            steps.begun = True
+            lengths = [int(size) for size in sizes]
+            longest = max(lengths)
+            datas = [_room(longest, self.device) for _ in range(self.world_size)]
+            self.all_gather(datas, _joined([part.ljust(longest, b"\0")], self.device))
         return [data[:length] for data, length in zip(datas, lengths, strict=True)]
 
 

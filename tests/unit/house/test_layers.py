@@ -31,6 +31,7 @@ LAYERS = (
         "world",
         "advances",
         "aio",
+        "steps",
         "turns",
         "uninterrupted",
         "watchdog",
