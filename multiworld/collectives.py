@@ -203,11 +203,6 @@ class Collectives:
         """Return when every member has called it."""
         return self._do("barrier", async_op, None if device_ids is None else list(device_ids))
 
-    def _after_awaited(self) -> None:
-        """Wait until collectives may be posted: no operation of several steps goes on."""
-        if self._taken:
-            self._wait_turn(self._gen, COLLECTIVE)
-
     def _wait_turn(self, gen: Generation, ways: Sequence[Way]) -> None:
         """Wait until no operation of several steps goes on that one on `ways` would come in between of.
 

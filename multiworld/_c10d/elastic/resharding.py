@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["reshard"]
 
+_ALL = ((None, None, None),)
+"""The ways (`multiworld.turns`) of what takes collectives and messages, on any device."""
+
 
 def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any], step: int) -> list[str]:
     """Fill the tensors of `want` with the values that the members together have, over their connections.
@@ -46,26 +49,34 @@ def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any],
         nothing was changed.
 
     Raises:
-        BrokenWorldException: a member was lost. `want` is undefined; `have` is as it was.
+        BrokenWorldException: a member was lost, or had an error of its own, as for want of memory. `want` is
+            undefined; `have` is as it was.
         StateError: a state has something else than dicts, lists, tuples, numbers, text and tensors.
         RuntimeError: a tensor has partial values (placement ``Partial``).
     """
-    world._after_awaited()
     here = world._pinned()  # all steps are of one generation
     with torch.no_grad():
         mine, wanted = _shards({} if have is None else have), _shards(want)
-        told = [{name: box for name, (_, box) in each.items()} for each in (mine, wanted)]
-        text = json.dumps([None if have is None else step, *told]).encode()
-        everyones = [json.loads(bytes(each.tolist())) for each in here.gather_bytes(text)]
-        theirs, wants = ([_boxes(each[at]) for each in everyones] for at in (1, 2))
-        if len({each[0] for each in everyones} - {None}) > 1:
-            theirs = [{} for _ in everyones]
-        pieces, missing = plan(theirs, wants)
-        if missing:
-            return [dotted(json.loads(name)[0]) for name in missing]
-        for _, some in groupby(pieces, key=attrgetter("name")):
-            _exchange(here, list(some), mine, wanted)
-    return []
+    told = [{name: box for name, (_, box) in each.items()} for each in (mine, wanted)]
+    text = json.dumps([None if have is None else step, *told]).encode()
+
+    @torch.no_grad()  # of the thread that runs it
+    def steps() -> list[str]:
+        datas = here.gather_bytes(text)
+        with here.steps("reshard", begun=True):
+            everyones = [json.loads(bytes(each.tolist())) for each in datas]
+            theirs, wants = ([_boxes(each[at]) for each in everyones] for at in (1, 2))
+            if len({each[0] for each in everyones} - {None}) > 1:
+                theirs = [{} for _ in everyones]
+            pieces, missing = plan(theirs, wants)
+            if missing:
+                return [dotted(json.loads(name)[0]) for name in missing]
+            for _, some in groupby(pieces, key=attrgetter("name")):
+                _exchange(here, list(some), mine, wanted)
+        return []
+
+    found: list[str] = world._in_turn(_ALL, steps)
+    return found
 
 
 def _exchange(

@@ -11,17 +11,18 @@ from kits.contract.waykit import world
 
 import multiworld as mw
 from multiworld import objects
+from multiworld._c10d.elastic import resharding
 
 
-def fails_once(name):
-    """The next call of this function of `multiworld.objects` raises."""
-    real = getattr(objects, name)
+def fails_once(name, module=objects):
+    """The next call of this function raises."""
+    real = getattr(module, name)
 
     def fail(*_):
-        setattr(objects, name, real)
+        setattr(module, name, real)
         raise MemoryError("no memory")
 
-    setattr(objects, name, fail)
+    setattr(module, name, fail)
 
 
 def calls(face, me):
@@ -58,6 +59,20 @@ def failing(me, size, awaited):
 @pytest.mark.parametrize("awaited", [False, True], ids=["blocking", "aio"])
 def test_without_memory_for_the_data_the_world_breaks_for_all(cast, awaited):
     runs(cast, failing, 2, awaited=awaited)
+
+
+def resharding_alone(me, size):
+    """Rank 0 has no memory for what it is to get, and rank 1 gives it."""
+    with world(me, size) as w:
+        if me.rank == 0:
+            fails_once("_exchange", resharding)
+        with pytest.raises(mw.BrokenWorldException, match="rank 0: reshard failed with MemoryError"):
+            resharding.reshard(w, {"a": torch.ones(2)} if me.rank else None, {"a": torch.zeros(2)}, 1)
+            w.barrier()
+
+
+def test_without_memory_for_a_shard_the_world_breaks_for_all(cast):
+    runs(cast, resharding_alone, 2)
 
 
 def refused(me, size):

@@ -1,4 +1,4 @@
-"""Ctrl-C in a blocking operation of objects: it goes on, and what is called after it is not taken for a part of it."""
+"""Ctrl-C in a blocking operation of several steps: it goes on, and what is called after it is not taken for a part of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kits.contract.programkit import number, runs
 from kits.contract.waykit import without_lane, world
 
 import multiworld as mw
+from multiworld.elastic import reshard
 
 
 def interrupted(call, when):
@@ -138,6 +139,28 @@ def received_without_a_lane(me, size):
 
 def test_without_a_lane_a_list_is_received_to_its_end(cast):
     carried_on(cast, received_without_a_lane)
+
+
+def resharded(me, size):
+    """Rank 0 is interrupted while it waits for rank 1, which has what it wants."""
+    with world(me, size) as w:
+        have, want = {"a": torch.full((2,), 3.0)}, {"a": torch.zeros(2)}
+        if me.rank == 0:
+            interrupted(lambda: reshard(w, None, want, 1), until_pending(w, "all_gather"))
+            me.emit("interrupted")
+            w.recv(got := torch.zeros(2), 1)
+            assert got.tolist() == [5.0, 5.0]
+        else:
+            me.hear()
+            assert reshard(w, have, {}, 1) == []
+            w.send(torch.full((2,), 5.0), 0)
+        w.all_reduce(total := torch.ones(2))
+        assert total.tolist() == [2.0, 2.0]
+        assert want["a"].tolist() == ([0.0, 0.0] if me.rank else [3.0, 3.0])
+
+
+def test_a_reshard_is_carried_out_for_the_others(cast):
+    carried_on(cast, resharded)
 
 
 def both_send(me, size):
