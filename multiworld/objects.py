@@ -200,7 +200,8 @@ class ObjectCollectives(Collectives):
     ) -> _T:
         """Run the steps of an operation on `ways` in its turn; see `uninterrupted.run`."""
         gen = self._gen
-        return uninterrupted.run(self._turns, ways, lambda: gen.state is State.ACTIVE, steps, first)
+        cut = Steps(gen, "an operation of several steps").cut
+        return uninterrupted.run(self._turns, ways, lambda: gen.state is State.ACTIVE, steps, first, cut=cut)
 
 
 class OneGeneration(ObjectCollectives):

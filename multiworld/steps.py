@@ -40,10 +40,12 @@ class Steps:
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         own = isinstance(error, Exception) and not isinstance(error, MultiworldError)
-        if own and self.begun and self._gen.state is State.ACTIVE:
+        if own and self.begun and self._gen.state is State.ACTIVE:  # else it is the error of its end
             raise self.cut(error) from error
 
     def cut(self, error: BaseException | None) -> Exception:
-        """Break the world: the steps ended with `error`. Returns what its operations raise then."""
+        """Break the world, if it is not over, as the steps ended with `error`; return what it raises then."""
+        if self._gen.state is not State.ACTIVE:
+            return self._gen.error()
         detail = f"{self._name} failed with {type(error).__name__}: {error}"
         return self._gen.fail(detail, (self._gen.rank,))

@@ -33,6 +33,7 @@ __all__ = [
     "Way",
     "batch",
     "collective",
+    "forget_own_turn",
     "message",
     "own_turn",
     "posted",
@@ -105,6 +106,11 @@ def own_turn() -> Iterator[None]:
         yield
     finally:
         _here.own = before
+
+
+def forget_own_turn() -> None:
+    """For a thread in which an exception of a signal's handler may have ended `own_turn` at any place."""
+    _here.own = False
 
 
 class Turns:
@@ -253,9 +259,7 @@ class Turn:
             self.over()
 
     def over(self) -> None:
-        """Let the next ones begin; again does nothing."""
-        if self.left:
-            return
+        """Let the next ones begin; again it does what an exception of a signal's handler left undone."""
         self.left = True
         self.before = ()
         with contextlib.suppress(ValueError):  # it was not taken yet

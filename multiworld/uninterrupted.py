@@ -14,7 +14,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from multiworld.turns import Turn, own_turn
+from multiworld._core.reraise import raised_by_the_program
+from multiworld.turns import Turn, forget_own_turn, own_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ def run(
     goes_on: Callable[[], bool],
     steps: Callable[[], _T],
     first: Callable[[], bool] | None = None,
+    *,
+    cut: Callable[[BaseException], object],
 ) -> _T:
     """Run the steps of an operation in its turn, to their end; return or raise what they do.
 
@@ -44,6 +47,8 @@ def run(
         steps: run in another thread if this is the main one, in which alone Python calls signals' handlers.
         first: a step before them that waits for no turn, that an exception takes back, and that returns True:
             the others follow then.
+        cut: called with the exception of a signal's handler that left them half done, which happens where the
+            process gets no other thread.
 
     Raises:
         RuntimeError: its turn cannot come while this thread waits.
@@ -67,8 +72,9 @@ def run(
             for job.committed in iter(first, None):
                 break
         job.begin()
-    except BaseException:
-        job.interrupted()
+    except BaseException as error:
+        if job.interrupted() and (not isinstance(error, Exception) or raised_by_the_program(error)):
+            cut(error)
         raise
     return job.result()
 
@@ -88,7 +94,7 @@ class _Job(Generic[_T]):
         self._begins.acquire()
         self._over.acquire()
         self._context, self._stream = contextvars.copy_context(), stream_of_caller()
-        self._here = False
+        self._here = self._begun = False
         self._results: list[_T] = []
         self._errors: list[BaseException] = []
 
@@ -103,21 +109,33 @@ class _Job(Generic[_T]):
 
     def begin(self) -> None:
         """Have them run."""
-        self._begins.release()
-        if self._here:
-            self._run_now()
-        else:
+        if not self._here:
+            self._begins.release()
             self.turn.waits_in = None
+            return
+        self._begun = True
+        with own_turn():
+            self._results.append(self._claims[0]())
+        self.turn.over()
+        self._over.release()
 
-    def interrupted(self) -> None:
-        """Have nothing of them run, unless they have begun or have to; their turn is over then."""
+    def interrupted(self) -> bool:
+        """Have nothing of them run, unless they have begun or have to; their turn is over then.
+
+        Returns whether they are left half done.
+        """
         self.turn.waits_in = None  # what this thread calls next interrupts nothing
+        if self._here:
+            forget_own_turn()
+            self.turn.over()
+            return self._begun or self.committed
         if not self.committed:
             with contextlib.suppress(IndexError):  # the other thread has them
                 self._claims.pop()
                 self.turn.over()
         with contextlib.suppress(RuntimeError):  # it goes on already
             self._begins.release()
+        return False
 
     def result(self) -> _T:
         """Wait for their end, which their own timeouts bound; return or raise what they do."""
@@ -129,9 +147,6 @@ class _Job(Generic[_T]):
 
     def _run(self) -> None:
         self._begins.acquire()
-        self._run_now()
-
-    def _run_now(self) -> None:
         try:
             steps = self._claims.pop()
         except IndexError:  # given up

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import itertools
 import threading
 
@@ -25,8 +26,8 @@ def no_threads():
     waiter_pool.pool.dismiss()
 
 
-def run(turns, steps, **more):
-    return uninterrupted.run(turns, COLLECTIVE, lambda: True, steps, **more)
+def run(turns, steps, *, cut=pytest.fail, **more):
+    return uninterrupted.run(turns, COLLECTIVE, lambda: True, steps, cut=cut, **more)
 
 
 def test_an_interrupted_operation_goes_on_and_keeps_its_turn():
@@ -67,13 +68,51 @@ def test_where_the_first_step_is_ended_no_other_one_follows():
     assert not turns.taken
 
 
-def test_without_another_thread_the_caller_runs_the_steps(monkeypatch):
+@pytest.fixture
+def no_other_thread(monkeypatch):
     def refuse(_job):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(waiter_pool.pool, "run", refuse)
+
+
+@pytest.mark.usefixtures("no_other_thread")
+def test_without_another_thread_the_caller_runs_the_steps():
     turns = Turns()
     assert run(turns, threading.current_thread) is threading.main_thread()
+    with pytest.raises(ValueError, match="invalid literal"):
+        run(turns, functools.partial(int, "x"))
+    assert not turns.taken
+
+
+@pytest.mark.usefixtures("no_other_thread")
+@pytest.mark.parametrize("has_first", [False, True])
+def test_without_another_thread_it_is_told_that_an_interrupt_left_steps_half_done(has_first):
+    for at in itertools.count(1):
+        turns, done, cuts = Turns(), [], []
+        first = (lambda done=done: not done.append("first")) if has_first else None
+        signalled = At(at, {uninterrupted.__file__, turns_module.__file__})
+        with contextlib.suppress(Interrupted), signalled:
+            run(turns, lambda done=done: done.append("rest"), first=first, cut=cuts.append)
+        assert not turns.taken
+        assert cuts or done != ["first"]
+        if signalled.left > 0:
+            break
+    assert at > 100, "it was interrupted at many places"
+    assert (done[-1], cuts) == ("rest", [])
+
+
+@pytest.mark.usefixtures("no_other_thread")
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), TimeoutError("by a handler")], ids=repr)
+def test_without_another_thread_an_interrupt_in_the_steps_is_told(raised):
+    turns, cuts = Turns(), []
+
+    def steps():
+        raise raised
+
+    with pytest.raises(type(raised)):
+        run(turns, steps, cut=cuts.append)
+    assert cuts == [raised]
     assert not turns.taken
 
 
