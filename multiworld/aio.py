@@ -24,7 +24,7 @@ from multiworld._generation.generation_errors import posting
 from multiworld.errors import MultiworldError
 from multiworld.events import State
 from multiworld.objects import ComingList, OneGeneration
-from multiworld.operation_table import TABLE, better, call, peer
+from multiworld.operation_table import TABLE, better, call, peer, reraise
 from multiworld.turns import COLLECTIVE, RECEIVE, SEND, batch, collective, message, own_turn
 from multiworld.uninterrupted import stream_of_caller
 from multiworld.work import seen
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["Aio", "AioWork"]
 
 _T = TypeVar("_T")
+
+_AGAIN = 0.1
+"""Seconds until a thread is asked for again that waits for what is posted."""
 
 _TURN = 10
 """Operations that may end at once in a row; then the loop's other tasks get a turn."""
@@ -176,7 +179,7 @@ class Aio:
     async def _recv(self, gen: Generation, tensor: Tensor, src: int | None, tag: int) -> int:
         """Receive what torch carries. It cannot take back what was posted: cancelled, it stays so."""
         work = await self._post_by_torch(gen, lambda: self._of(gen).irecv(tensor, src, tag))
-        waiting = _watched(gen, work, self._on_waiter(_receiving(work, src)))
+        waiting = _watched(gen, work, self._posted_on_waiter(_receiving(work, src)))
         del work
         try:
             source = await asyncio.shield(waiting)
@@ -313,22 +316,33 @@ class Aio:
         def whole() -> int:
             return here.recv_object_list(object_list, src, device, weights_only=weights_only)
 
-        def rest() -> int:
-            with here.steps("recv_object_list", begun=True):
-                here.recv(coming.room(), sender)
-            coming.fill(sender, weights_only=weights_only)
-            return sender
-
         turn = self._turns.take(message(RECEIVE, src, 0, device))
-        call = whole
+        if not coming.over_lane(gen):
+            return int(await self._in_turn(turn, whole))  # a task would end with its loop
         try:
-            if coming.over_lane(gen):
-                sender = await self._recv_in_turn(gen, turn, coming.sizes, src)
-                call = rest
-        except BaseException:
+            sender = await self._recv_in_turn(gen, turn, coming.sizes, src)
+            # No await before: from here on the data comes in, whatever becomes of this task or its loop.
+            data = await self._post_data(here, coming, sender)
+        finally:
             turn.over()
+        await data
+        fill = functools.partial(coming.fill, sender, weights_only=weights_only)
+        try:
+            filled = self._on_waiter(fill)
+        except RuntimeError:  # the process gets no thread
+            fill()
+        else:
+            await filled
+        return sender
+
+    async def _post_data(self, here: OneGeneration, coming: ComingList, sender: int) -> AioWork:
+        """Post the receive of a list's data, once its sizes have come; awaits nothing but an error's explanation."""
+        try:
+            with posting():
+                return AioWork(self, here._gen, here.irecv(coming.room(), sender))
+        except Exception as exc:
+            await self._on_waiter(functools.partial(_left_out, here, exc))
             raise
-        return int(await self._in_turn(turn, call))  # a task would end with its loop
 
     async def broadcast_object_list(
         self,
@@ -551,7 +565,7 @@ class Aio:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         ready = waiter_pool.future_of(work._work, asyncio.get_running_loop())
-        return self._on_waiter(work.wait) if ready is None else ready
+        return self._posted_on_waiter(work.wait) if ready is None else ready
 
     async def _until(self, gen: Generation, ready: asyncio.Future[_T]) -> None:
         try:
@@ -628,6 +642,24 @@ class Aio:
         future.add_done_callback(seen)
         return future
 
+    def _posted_on_waiter(self, wait: Callable[[], _T]) -> asyncio.Future[_T]:
+        """`_on_waiter`, for what is posted: where the process gets no thread now, as soon as it gets one."""
+        from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        future.add_done_callback(seen)
+        job = waiter_pool.outcome_of(wait, loop, future)
+
+        def give() -> None:
+            try:
+                waiter_pool.pool.run(job)
+            except RuntimeError:
+                loop.call_later(_AGAIN, give)
+
+        give()
+        return future
+
 
 def _watched(gen: Generation, work: WorldWork, ready: asyncio.Future[_T]) -> asyncio.Future[_T]:
     """Return `ready`, a wait for `work`, which fails where the end of `gen` leaves it waiting.
@@ -685,6 +717,15 @@ def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:
         return src if src is not None else int(work._source_rank())  # as torch's recv
 
     return receive
+
+
+def _left_out(here: OneGeneration, error: Exception) -> NoReturn:
+    """Raise what a list ends with whose sizes have come, and whose data is not received."""
+    try:
+        with here.steps("recv_object_list", begun=True):
+            reraise(here._gen, error)
+    finally:
+        del error  # else this frame and the exception hold each other
 
 
 def _over_lane(gen: Generation, tensor: Tensor) -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sized
 
     from torch._C._distributed_c10d import Work
+    from torch.futures import Future
 
 __all__ = ["AwaitedWork", "Habit", "LoopQueue", "queue_of"]
 
@@ -190,7 +191,7 @@ class AwaitedWork:
             if naps:
                 habit.learn(self._nap(NAP))
             elif not self._done:
-                pool.run(self._run)
+                self._start()
             if self._done and queue.turn():
                 await asyncio.sleep(0)
             if not self._done:  # it cannot end unseen: from here on the thread wakes the loop
@@ -204,10 +205,17 @@ class AwaitedWork:
         back = self._back = allocate_lock()
         back.acquire()
         try:
-            pool.run(self._run)
+            self._start()
             return back.acquire(True, seconds)
         finally:
             self._back = None  # the thread that has not seen it finds the task, or wakes the loop
+
+    def _start(self) -> None:
+        try:
+            pool.run(self._run)
+        except RuntimeError:  # the process gets no thread: torch's own tells then
+            assert self._work is not None  # noqa: S101  (it is waited for once)
+            self._work.get_future().add_done_callback(self._told_by_torch)
 
     def _taken(self) -> BaseException:
         # Who raises it is in its traceback, and must not hold it.
@@ -216,6 +224,13 @@ class AwaitedWork:
         return error
 
     # -- in the thread that waits ----------------------------------------------------------------------------
+
+    def _told_by_torch(self, future: Future[object]) -> None:
+        try:
+            future.value()
+        except BaseException as error:  # it is the awaiting task's
+            self._error = error.with_traceback(None)
+        self._end()
 
     def _run(self) -> Callable[[], None]:
         assert self._work is not None  # noqa: S101  (it is waited for once)
