@@ -16,6 +16,8 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from multiworld.run.errors import used_up
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
@@ -142,8 +144,12 @@ class Wake:
             self._theirs.send(b".")
 
     def add(self, fd: int) -> None:
-        """Wake when `fd` is readable."""
-        self._selector.register(fd, selectors.EVENT_READ)
+        """Wake when `fd` is readable; where the kernel has no room for it, the timeout of `wait` does."""
+        try:
+            self._selector.register(fd, selectors.EVENT_READ)
+        except OSError as error:
+            if not used_up(error):
+                raise
 
     def remove(self, fd: int) -> None:
         """No longer wake for `fd`."""

@@ -17,6 +17,7 @@ from multiworld.run.nodes.asking import Asking
 from multiworld.run.nodes.beginnings import Beginnings
 from multiworld.run.nodes.rendezvous import shut_down
 from multiworld.run.nodes.slots import Membership, Node
+from multiworld.run.signals import Wake
 from multiworld.run.workers import process
 from multiworld.run.workers.process import WorkerProcess
 
@@ -64,6 +65,32 @@ def test_a_store_for_worlds_and_a_question_wait_for_a_thread(monkeypatch):
     later.close()
     asking.agreed(membership, "a", {"b"}, 0.0)
     assert asked.wait(60)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
+def test_a_descriptor_that_the_kernel_has_no_room_for_is_looked_at_in_its_time(number, monkeypatch):
+    """Else a worker that runs counts as one that could not be started, and is started twice."""
+    read, write = os.pipe()
+    wake = Wake()
+
+    def full(*_):
+        raise OSError(number, os.strerror(number))
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(wake._selector, "_selector", SimpleNamespace(register=full))
+            wake.add(read)
+        wake.remove(read)
+        os.write(write, b".")
+        wake.add(read)
+        assert wake.wait(60.0) == {read}
+        wake.remove(read)
+        os.close(read)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            wake.add(read)
+    finally:
+        wake.close()
+        os.close(write)
 
 
 class Full:
