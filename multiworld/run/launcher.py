@@ -107,6 +107,12 @@ class _Run:
             raise AssertionError("torch's configuration always has them")
         return self.config.logs_specs
 
+    @property
+    def most(self) -> int:
+        """How many workers this node can have at most."""
+        plan, config = self.plan, self.config
+        return plan.world_size if plan is not None and config.max_nodes == 1 else config.nproc_per_node
+
     def note(self, level: int, text: str) -> None:
         """Publish a line of the run's log."""
         self.bus.publish(Note(time.time(), level, text))
@@ -245,7 +251,7 @@ def _planned(options: Options, config: LaunchConfig, plan: WorldsPlan) -> None:
 def _run_to_end(run: _Run, state: RunState) -> End:
     """Run the agent; every expected end of a run becomes an exit code."""
     try:
-        check_descriptors(run.config.nproc_per_node)
+        check_descriptors(run.most, run.options.torch, functions=not isinstance(run.entrypoint, str))
         with ExitStack() as parts:
             return record(_run_agent)(run, state, parts) or End(1, "no reason was given")
     except ChildFailedError as failed:

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from multiworld.cli.console import complain
-from multiworld.run.descriptors import check_limit
+from multiworld.run import launcher
+from multiworld.run.descriptors import check_limit, of_workers
+from multiworld.run.ends import End
 from multiworld.run.errors import RunError, starting_workers, used_up
 from multiworld.run.nodes.asking import Asking
 from multiworld.run.nodes.beginnings import Beginnings
@@ -135,8 +137,47 @@ def test_a_worker_that_cannot_be_started_is_an_error_of_the_run():
     assert "Correct the path" in str(raised.value)
 
 
-def test_a_launcher_needs_some_descriptors_and_two_more_for_each_worker():
-    check_limit(10 + 56 + 2 * 4, 10, 4)
-    check_limit(None, 10, 4)
+OPTIONS = {"redirects": "0", "tee": "0", "local_ranks_filter": ""}
+
+
+@pytest.mark.parametrize(
+    ("options", "functions", "each"),
+    [
+        ({}, False, 2),
+        ({"redirects": "3"}, False, 4),
+        ({"redirects": "3", "tee": "1"}, False, 5),
+        ({"tee": "3"}, False, 6),
+        ({"tee": "3", "duplicate_stdout_filters": ["a"], "duplicate_stderr_filters": ["a"]}, False, 8),
+        ({}, True, 6),
+        ({"tee": "3"}, True, 8),
+    ],
+)
+def test_a_launcher_needs_descriptors_for_each_worker_and_its_output(options, functions, each):
+    args = SimpleNamespace(**OPTIONS | options)
+    assert of_workers(4, args, functions=functions) == 4 * each
+
+
+def test_a_launcher_needs_as_many_as_its_options_say_of_each_worker():
+    args = SimpleNamespace(redirects="0:1", tee="1:3", local_ranks_filter="")
+    assert of_workers(4, args, functions=False) == 2 * 4 + 1 + 4
+    args = SimpleNamespace(redirects="0", tee="3", local_ranks_filter="0,2")
+    assert of_workers(4, args, functions=False) == 2 * 4 + 2 * 4 + 2 * 2
+
+
+def test_a_launcher_needs_some_descriptors_and_those_of_its_workers():
+    check_limit(10 + 56 + 8, 10, 4, 8)
+    check_limit(None, 10, 4, 8)
     with pytest.raises(RunError, match=r"may have 73 .*needs 74 for 4 workers.*ulimit -n 74"):
-        check_limit(73, 10, 4)
+        check_limit(73, 10, 4, 8)
+
+
+def test_a_launcher_counts_the_workers_that_a_range_can_have(monkeypatch):
+    asked = []
+    monkeypatch.setattr(launcher, "check_descriptors", lambda workers, *_, **__: asked.append(workers))
+    monkeypatch.setattr(launcher, "_run_agent", lambda *_: End(0, "done"))
+    state, plan = SimpleNamespace(), SimpleNamespace(world_size=9)
+    for most, of_file in ((1, None), (1, plan), (2, plan)):
+        config = SimpleNamespace(nproc_per_node=2, max_nodes=most)
+        options = SimpleNamespace(torch=SimpleNamespace())
+        launcher._run_to_end(launcher._Run(options, config, "program", [], of_file, None, 1.0), state)
+    assert asked == [2, 9, 2]
