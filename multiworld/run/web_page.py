@@ -72,8 +72,22 @@ class WebPage:
             start_new_session=True, text=True,
         )  # fmt: skip
         said: deque[str] = deque(maxlen=_LINES)
-        for function, name in ((self._tell, "m8d-web-page"), (self._read, "m8d-web-page-errors")):
-            threading.Thread(target=function, args=(process, said), name=name, daemon=True).start()
+        reader, teller = (
+            threading.Thread(target=function, args=(process, said), name=name, daemon=True)
+            for function, name in ((self._read, "m8d-web-page-errors"), (self._tell, "m8d-web-page"))
+        )
+        try:
+            reader.start()
+            teller.start()
+        except RuntimeError:  # the host has no thread left: its end would not be heard of
+            process.kill()
+            process.wait()
+            if reader.ident is None:
+                self._read(process, said)
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+            raise
         return process
 
     def _tell(self, process: subprocess.Popen[str], said: deque[str]) -> None:
@@ -110,7 +124,7 @@ class WebPage:
                     return
                 try:
                     self._process = self._start()
-                except OSError as error:  # the host has no process left, for instance
+                except (OSError, RuntimeError) as error:  # the host has no process or thread left
                     why = error
                 else:
                     return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -78,3 +79,31 @@ def test_a_page_that_cannot_be_started_for_a_while_is_served_then(page, monkeypa
     refused = "the page cannot be started: [Errno 11] Resource temporarily unavailable. It is tried again"
     found = [said.get(timeout=PATIENCE) for _ in range(5)]
     assert found == [SERVED, ENDED, refused, refused, SERVED]
+
+
+@pytest.mark.parametrize("missing", [{3}, {4}, {3, 5}], ids=["the reader", "the teller", "both"])
+def test_a_page_that_has_no_thread_for_a_while_is_served_then(page, monkeypatch, missing):
+    start, tries, pages = threading.Thread.start, [], []
+
+    def scarce(thread):
+        if thread.name.startswith("m8d-web-page"):
+            tries.append(thread)
+            if len(tries) in missing:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    class Kept(subprocess.Popen):
+        def __init__(self, *arguments, **more):
+            super().__init__(*arguments, **more)
+            pages.append(self)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    monkeypatch.setattr(subprocess, "Popen", Kept)
+    said = page(served=range(9), stays=2)
+    refused = ["the page cannot be started: can't start new thread. It is tried again"] * len(missing)
+    found = [said.get(timeout=PATIENCE) for _ in range(3 + len(missing))]
+    assert found == [SERVED, ENDED, *refused, SERVED]
+    assert [each.returncode for each in pages] == [9, *[-9] * len(missing), None]
+    for each in pages[1:-1]:
+        assert each.stdin.closed
+        assert each.stdout.closed
