@@ -77,8 +77,6 @@ def configure(
         ) from None
     if plan is not None:
         _fits(plan, config.nproc_per_node, most)
-    if not config.run_id:
-        config.run_id = uuid.uuid4().hex
     return config, entrypoint, arguments
 
 

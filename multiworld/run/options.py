@@ -247,6 +247,7 @@ def parse(argv: Sequence[str]) -> Options:
         SystemExit: argparse found a fault (2), or was asked for help (0).
     """
     args = build_parser().parse_args(list(argv))
+    args.rdzv_id = args.rdzv_id or None  # of a variable that is not set: nodes with an id each never meet
     options = Options(
         torch=args,
         restart=_one_of("--restart", args.restart, "worker", "group"),

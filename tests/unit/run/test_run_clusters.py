@@ -112,6 +112,14 @@ def test_several_launchers_on_a_node_are_refused(tasks):
     assert filled({**STEP, "SLURM_STEP_TASKS_PER_NODE": tasks}, "--standalone")[1] == ""
 
 
+@pytest.mark.parametrize("words", [["--rdzv-id", ""], []], ids=["by an option", "by a variable"])
+def test_an_id_of_nothing_is_not_given(words, monkeypatch):
+    if not words:
+        monkeypatch.setenv("PET_RDZV_ID", "")
+    assert filled(STEP, *words)[0].run_id == "slurm-12.0"
+    assert filled({}, "--nnodes", "2", "--rdzv-endpoint", "h:1", *words)[0].run_id == "none"
+
+
 def test_options_win_each_for_itself():
     config, said = filled(STEP, "--nnodes", "2:3", "--rdzv-id", "mine")
     assert nodes_of(config) == (2, 3)
