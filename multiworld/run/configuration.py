@@ -65,6 +65,8 @@ def configure(
             rule="torchrun does not take it either",
             next_step="See m8d-run --help",
         ) from exc
+    if not entrypoint:
+        raise ArgumentsError('--no-python ""', rule="A program follows it", next_step="Name the program")
     _check_sizes(config)
     handler = getattr(config, "event_log_handler", "null")
     try:

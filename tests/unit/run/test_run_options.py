@@ -411,6 +411,7 @@ def test_an_endpoint_for_several_nodes_is_one_of_c10d(line, backend):
         (["--nproc-per-node", "9" * 20], "--nproc-per-node 99999"),
         (["--nnodes", "9" * 20], "--nnodes 99999"),
         (["--event-log-handler", "nope"], "--event-log-handler nope"),
+        (["--no-python", ""], '--no-python ""'),
     ],
 )
 def test_a_value_with_which_torchs_agent_would_fail_is_named(words, said):
