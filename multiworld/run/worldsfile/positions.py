@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Positions"]
 
-_ENDS = ("]", "}", '"""', "'''")
-"""The last line of a statement of several lines has one of them."""
+_TOKENS = re.compile(
+    r'''"""(?:\\.|[^\\])*?"{3,5}|'{3}.*?'{3,5}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*|[\[\]{}\n]''', re.DOTALL
+)
+"""Strings and comments, in which brackets and ends of lines have no meaning; and those that have one."""
 
 
 class Positions:
@@ -27,10 +30,11 @@ class Positions:
     """
 
     def __init__(self, text: str) -> None:
-        self._lines = text.replace("\r\n", "\n").split("\n")
+        text = text.replace("\r\n", "\n")
+        self._lines = text.split("\n")
         self._spans: dict[tuple[str, ...], tuple[int, int]] = {}
         table: tuple[str, ...] = ()
-        for first, last, said in _statements(self._lines):
+        for first, last, said in _statements(text):
             paths = list(_paths(said))
             if self._lines[first].lstrip().startswith("["):
                 table = paths[-1]
@@ -55,29 +59,25 @@ class Positions:
         return self.line(*path)
 
 
-def _statements(lines: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def _statements(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield each statement's first and last line, counted from 0, and its own value."""
-    first = 0
-    while first < len(lines):
-        last = first
-        while True:
-            if last == first or any(end in lines[last] for end in _ENDS):
-                said = _read("\n".join(lines[first : last + 1]))
-                if said is not None:
-                    break
-            last += 1
-            if last == len(lines):  # no end was found: the text is no valid TOML
-                return
-        if said:
-            yield first, last, said
-        first = last + 1
+    begin = first = last = depth = 0
+    for token in _TOKENS.finditer(text + "\n"):
+        found = token.group()
+        depth += (found in {"[", "{"}) - (found in {"]", "}"})
+        if found == "\n" and depth == 0:
+            said = _read(text[begin : token.start()])
+            if said:
+                yield first, last, said
+            begin, first = token.end(), last + 1
+        last += found.count("\n")
 
 
-def _read(text: str) -> dict[str, Any] | None:
+def _read(text: str) -> dict[str, Any]:
     try:
         said: dict[str, Any] = tomllib.loads(text)
-    except (ValueError, RecursionError):  # not at its end yet
-        return None
+    except (ValueError, RecursionError):  # without it a message only has no line number
+        return {}
     return said
 
 

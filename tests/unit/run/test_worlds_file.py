@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multiworld.run.errors import PlanError
-from multiworld.run.worldsfile import host_checks
+from multiworld.run.worldsfile import host_checks, positions
 from multiworld.run.worldsfile.host_checks import check_backends, check_stores
 from multiworld.run.worldsfile.load import load
 from multiworld.run.worldsfile.parse import parse
@@ -213,20 +214,38 @@ def _without_none(value):
 
 
 def test_lines_of_keys():
-    positions = Positions(
+    found = Positions(
         'a.b = 1 # [c]\n"a"."q=" = """\n[no]\n"""\n[t."x.y"] # t\nlong = [\n  "one",\n\n  \'two\', {}\n]\n'
         "in = { d = { e = 1 }, f = '''\n=''' }\n[[many]]\nn = 1\n"
     )
-    assert positions.line("a", "b") == 1
-    assert positions.line("a", "q=") == 2
-    assert positions.line("no") == 0
-    assert positions.line("t", "x.y") == 5
-    assert positions.line("t", "x.y", "long") == 6
-    assert positions.line_of("two", "t", "x.y", "long") == 9
-    assert positions.line_of("three", "t", "x.y", "long") == 6
-    assert positions.line("t", "x.y", "in", "d", "e") == 11
-    assert positions.line("t", "x.y", "nothing") == 5
-    assert positions.line("many", "n") == 14
+    assert found.line("a", "b") == 1
+    assert found.line("a", "q=") == 2
+    assert found.line("no") == 0
+    assert found.line("t", "x.y") == 5
+    assert found.line("t", "x.y", "long") == 6
+    assert found.line_of("two", "t", "x.y", "long") == 9
+    assert found.line_of("three", "t", "x.y", "long") == 6
+    assert found.line("t", "x.y", "in", "d", "e") == 11
+    assert found.line("t", "x.y", "nothing") == 5
+    assert found.line("many", "n") == 14
+
+
+def test_each_statement_is_parsed_once_however_its_comments_end(monkeypatch):
+    """Else a file takes minutes that has a comment in brackets beside each of its members."""
+    read, there = [], positions.tomllib.loads
+
+    def loads(text):
+        read.append(text)
+        return there(text)
+
+    monkeypatch.setattr(positions, "tomllib", SimpleNamespace(loads=loads))
+    members = "".join(f'  "w:{rank}",  # [rank {rank}] {{}} """\n' for rank in range(9))
+    text = f"[worlds.a]\nmembers = [\n{members}]\n\"k]#\" = '[' # }}\nlast = 1"
+    found = Positions(text)
+    assert len(read) == 4
+    assert found.line_of("w:8", "worlds", "a", "members") == 11
+    assert found.line("worlds", "a", "k]#") == 13
+    assert found.line("worlds", "a", "last") == 14
 
 
 # -- the edges --------------------------------------------------------------------------------------------------
