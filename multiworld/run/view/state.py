@@ -298,7 +298,7 @@ class RunState:
                 self._seated(slot)
                 self._other_nodes[node] = _OtherNode(slot, "spare" if slot is None else "seated", at)
             case NodeLost(node=node, slot=slot, cause=cause, worlds=worlds):
-                self._other_nodes[node] = _OtherNode(slot, "lost", at)
+                self._lost(node, slot, at)
                 for world in worlds:
                     self._worlds.setdefault(world, {})
                     notes = self._notes.setdefault(world, {})
@@ -306,6 +306,12 @@ class RunState:
                     notes[slot] = f"not whole: node {node} is lost ({cause})"
             case RunEnded():
                 self._ended = event
+
+    def _lost(self, node: str, slot: int | None, at: float) -> None:
+        if slot is not None:
+            self._other_nodes[node] = _OtherNode(slot, "lost", at)
+        elif node in self._other_nodes and self._other_nodes[node].slot is None:
+            del self._other_nodes[node]  # no other node will take a seat that a spare never had
 
     def _seated(self, slot: int | None) -> None:
         """Forget that a node of this seat was lost: another one has it."""

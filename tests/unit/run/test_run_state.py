@@ -461,6 +461,14 @@ def test_another_node_has_the_seat_of_one_that_was_lost():
     assert seen["totals"]["nodes_lost"] == 1
 
 
+def test_a_spare_that_has_left_is_not_missed():
+    spare = [h.NodeJoined(AT, "beta", None), h.NodeLost(AT + 10, "beta", None, "left", ())]
+    assert run_of(*begun(2), *spare).snapshot()["peers"] == []
+    seen = run_of(*begun(2), h.NodeJoined(AT, "beta", 1), spare[1]).snapshot()
+    assert [each["state"] for each in seen["peers"]] == ["seated"], "another launcher of that host"
+    assert seen["totals"]["nodes_lost"] == 1
+
+
 def test_a_world_that_misses_two_nodes_is_not_whole_with_one():
     lost = [h.NodeLost(AT + 10, node, slot, "hung", ("w0",)) for node, slot in (("beta", 1), ("gamma", 2))]
     state = run_of(*begun(2), *lost, h.NodeJoined(AT + 11, "delta", 2))
