@@ -23,7 +23,7 @@ from multiworld.run.errors import RunError
 from multiworld.run.view.layout import layout, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 __all__ = ["NONE", "SILENT", "Answer", "ask_all", "main"]
@@ -85,14 +85,25 @@ def ask_all(paths: Sequence[Path], timeout: float, *, waits: bool = False) -> li
         timeout: seconds for each, from connecting to the snapshot's last byte.
         waits: whether workers are asked, too, what waits in their worlds.
     """
-    calls = [BlockingCall(partial(_ask, path, timeout, waits=waits), name="m8d-run-status") for path in paths]
+    calls = [_call(path, partial(_ask, path, timeout, waits=waits)) for path in paths]
     deadline = time.monotonic() + timeout + waits * _PENDING + 1.0
     late = f"no answer within {timeout:g} s"
-    answers = [
-        call.result() if call.wait(deadline - time.monotonic()) else Answer(str(path), None, late)
-        for path, call in zip(paths, calls, strict=True)
-    ]
+    answers: list[Answer | None] = []
+    for path, call in zip(paths, calls, strict=True):
+        if isinstance(call, Answer):
+            answers.append(call)
+        elif call.wait(deadline - time.monotonic()):
+            answers.append(call.result())
+        else:
+            answers.append(Answer(str(path), None, late))
     return [each for each in answers if each is not None]
+
+
+def _call(path: Path, ask: Callable[[], Answer | None]) -> BlockingCall[Answer | None] | Answer:
+    try:
+        return BlockingCall(ask, name="m8d-run-status")
+    except RuntimeError as error:  # can't start new thread
+        return Answer(str(path), None, f"not asked: {error}")
 
 
 def _ask(path: Path, timeout: float, *, waits: bool) -> Answer | None:

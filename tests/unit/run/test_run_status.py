@@ -18,6 +18,7 @@ import pytest
 from kits.runstatekit import begun, killed, run_of
 from kits.terminalkit import CODES, on_a_terminal
 
+from multiworld.run.main import main as run_main
 from multiworld.run.view.status import NONE, SILENT, Answer, ask_all, main
 
 ROOT = Path(__file__).parents[3]
@@ -277,3 +278,16 @@ def test_a_launcher_that_cannot_say_what_waits_is_shown_without(root, capsys, mo
     with launcher(root, "job7-1", answer()):  # of an earlier version: it does not answer the second question
         assert main([]) == 0
     assert capsys.readouterr().out.startswith("run job7 ")
+
+
+@pytest.mark.parametrize("words", [["status"], ["retire", "job7", "worker:0"], ["web", "job7"]])
+def test_a_launcher_that_is_not_asked_for_want_of_a_thread_may_be_there(words, root, capsys, monkeypatch):
+    with launcher(root, "job7-1"):
+        with monkeypatch.context() as without:
+            without.setattr(threading.Thread, "start", no_thread)
+            assert run_main(words) == SILENT
+        assert "control.sock: not asked: can't start new thread" in capsys.readouterr().err
+
+
+def no_thread(_):
+    raise RuntimeError("can't start new thread")
