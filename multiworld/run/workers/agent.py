@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
-    from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from multiworld.run.events import EventBus, RunEvent
@@ -246,39 +246,19 @@ class WorkerAgent(LocalElasticAgent):
     # one worker
 
     def _start(self, place: WorkerRank) -> int:
-        spec, context = self._worker_group.spec, self._context
+        context = self._context
         attempt = context.restarts.attempt(place.rank)
-        token = context.reaper.token()
         env = {
             **self._envs[place.local_rank],
             **environment(place, attempt),
             **context.environment,
             **context.credentials(place.rank, place.role, place.role_rank),
-            START: token,
         }
         dest = self._logs.next_start(place.local_rank)
-        heads = prefixes(self._log_line_prefix_template, place)
-        args = tuple(macros.substitute(list(spec.args), str(place.local_rank)))
-        more: dict[str, Any] = {
-            "local_rank": place.local_rank,
-            "prefixes": heads,
-            "numa_options": getattr(spec, "numa_options", None),
-            "tails": filtered_tails(place.role, dest, heads, self._filters, self._logs.filtered),
-        }
-        started: ProgramContext | FunctionContext
-        if isinstance(spec.entrypoint, str) and context.forks is not None:
-            more["forks"] = context.forks
-            started = ForkedContext(place.role, spec.entrypoint, args, env, dest, **more)
-        elif isinstance(spec.entrypoint, str):
-            started = ProgramContext(place.role, spec.entrypoint, args, env, dest, **more)
-        else:
-            more |= {"start_method": self._start_method, "signals": context.wake.listening}
-            function: Any = spec.entrypoint
-            started = FunctionContext(place.role, function, args, env, dest, **more)
+        token = context.reaper.token()
         try:
-            started.start()
+            started = self._begin(place, {**env, START: token}, dest)
         except Exception:
-            started.close()
             context.reaper.not_started(token)
             raise
         process = self._crew.processes[place.rank] = WorkerProcess(
@@ -302,6 +282,36 @@ class WorkerAgent(LocalElasticAgent):
         if isinstance(started, ForkedContext):  # its first word comes after the news that it was started
             self._released(started, place.rank)
         return process.pid
+
+    def _begin(
+        self, place: WorkerRank, env: dict[str, str], dest: LogsDest
+    ) -> ProgramContext | FunctionContext:
+        """Start a worker's process, and the readers of its output."""
+        spec, context = self._worker_group.spec, self._context
+        heads = prefixes(self._log_line_prefix_template, place)
+        args = tuple(macros.substitute(list(spec.args), str(place.local_rank)))
+        more: dict[str, Any] = {
+            "local_rank": place.local_rank,
+            "prefixes": heads,
+            "numa_options": getattr(spec, "numa_options", None),
+            "tails": filtered_tails(place.role, dest, heads, self._filters, self._logs.filtered),
+        }
+        started: ProgramContext | FunctionContext
+        if isinstance(spec.entrypoint, str) and context.forks is not None:
+            more["forks"] = context.forks
+            started = ForkedContext(place.role, spec.entrypoint, args, env, dest, **more)
+        elif isinstance(spec.entrypoint, str):
+            started = ProgramContext(place.role, spec.entrypoint, args, env, dest, **more)
+        else:
+            more |= {"start_method": self._start_method, "signals": context.wake.listening}
+            function: Any = spec.entrypoint
+            started = FunctionContext(place.role, function, args, env, dest, **more)
+        try:
+            started.start()
+        except Exception:
+            started.close()
+            raise
+        return started
 
     def _released(self, started: ForkedContext, rank: int) -> None:
         if started.forked is not None:

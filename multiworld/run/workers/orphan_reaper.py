@@ -6,6 +6,7 @@ have ended, in hexadecimal ("": none), and the seconds that the launcher may sta
 writes to its standard input, a line each:
 
     starting TOKEN        a process whose environment has M8D_START=TOKEN is about to be started
+    unstarted TOKEN       it could not be started
     started TOKEN PID START GROUP   it runs; START: field 22 of /proc/PID/stat; GROUP 1: a group leader
     gone PID              it has ended, and was waited for
     alive                 the launcher does not stand still
@@ -119,6 +120,8 @@ class OrphanReaper:
         match words:
             case ["starting", token]:
                 self.starting.add(token)
+            case ["unstarted", token]:
+                self.starting.discard(token)
             case ["started", token, pid, start, group]:
                 self.starting.discard(token)
                 self._add(int(pid), int(start), leads=group == "1")

@@ -119,6 +119,7 @@ class ReaperClient:
     def not_started(self, token: str) -> None:
         """Take `token` back: there is no process with it."""
         self._starting.discard(token)
+        self._say(f"unstarted {token}")
 
     def started(self, token: str, pid: int, *, leads: bool) -> None:
         """Report a process that runs.

@@ -183,6 +183,21 @@ def test_workers_of_a_lost_seat_are_ended_at_once(watching):
     assert decided(watching, 0.25) == "ended 8 3.0\n"
 
 
+def test_what_could_not_be_started_is_not_ended(monkeypatch):
+    reaper = OrphanReaper(0.0, patience=PATIENCE)
+    client = ReaperClient(0.0, time.monotonic)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "_say", lambda line: reaper.hear(f"{line}\n".encode()))
+            token = client.token()
+            assert reaper.starting == {token}
+            client.not_started(token)
+    finally:
+        client.close()
+    reaper.hear(b"seatless\n")
+    assert reaper.judge() == ""
+
+
 @pytest.fixture
 def sleepers():
     """Returns a function that starts a process which a reaper's client reports."""

@@ -15,13 +15,15 @@ pytest.importorskip("torch", reason="the launcher's agents are torch's")
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import LogsDest, SignalException
 
 from multiworld.run import launcher
 from multiworld.run.signals import Arrivals, Wake
+from multiworld.run.workers import agent as agent_module
 from multiworld.run.workers.agent import WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
 from multiworld.run.workers.process import ProcessExit, stop_all
+from multiworld.run.workers.ranks import WorkerRank
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("UNHEALTHY", 1), ("FAILED", 1)])
@@ -167,3 +169,47 @@ def test_workers_of_a_seat_that_is_taken_again_have_the_file_of_torchs_timers(gi
         assert [each.get("TORCHELASTIC_TIMER_FILE") for each in envs.values()] == served * size
     assert len(served) == 1, "one server"
     assert given in {None, *served}
+
+
+@pytest.mark.parametrize("fails", ["credentials", "folder", "context", "start", ""])
+def test_a_start_that_failed_is_taken_back_at_the_orphan_reaper(fails, monkeypatch):
+    announced, made = set(), object.__new__(WorkerAgent)
+
+    def at(step):
+        if step == fails:
+            raise OSError(24, "Too many open files")
+
+    class Context(SimpleNamespace):
+        def __init__(self, *_, **__):
+            at("context")
+
+        def start(self):
+            at("start")
+
+        def close(self):
+            pass
+
+    def token():
+        announced.add("t1")
+        return "t1"
+
+    reaper = SimpleNamespace(
+        token=token, not_started=announced.discard, started=lambda token, *_, **__: announced.discard(token)
+    )
+    made._context = SimpleNamespace(
+        restarts=SimpleNamespace(attempt=lambda _: 0), environment={}, reaper=reaper, forks=None,
+        credentials=lambda *_: at("credentials") or {}, bus=SimpleNamespace(publish=lambda _: None),
+    )  # fmt: skip
+    made._envs, made._log_line_prefix_template, made._filters = {0: {}}, None, ([], [])
+    made._logs = SimpleNamespace(
+        next_start=lambda _: at("folder") or LogsDest(tee_stdouts={}, tee_stderrs={}), filtered=(None, None)
+    )
+    made._worker_group = SimpleNamespace(spec=SimpleNamespace(entrypoint="program", args=()))
+    made._crew = SimpleNamespace(processes={})
+    process = SimpleNamespace(pid=1, leads=True, descriptor=None)
+    monkeypatch.setattr(agent_module, "ProgramContext", Context)
+    monkeypatch.setattr(agent_module, "WorkerProcess", lambda *_: process)
+    place = WorkerRank(0, 0, 1, "default", 0, 1)
+    with pytest.raises(OSError, match="Too many") if fails else contextlib.nullcontext():
+        made._start(place)
+    assert announced == set()
