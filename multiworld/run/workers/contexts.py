@@ -150,6 +150,12 @@ class ForkedContext(ProgramContext):
         else:
             self.forked = self.process
 
+    def close(self, *how: Any, **more: Any) -> None:
+        """As for `ProgramContext`; also where the process waits for its first word."""
+        super().close(*how, **more)
+        if self.forked is not None:
+            self.forked.close()
+
     def _fork(self, **asked: Any) -> SubprocessHandler:
         return _ForkedHandler(self._forks, **asked)
 

@@ -48,13 +48,20 @@ class ForkedProcess:
     def __init__(self, pid: int, go: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._go = go
+        self._go: int | None = go
 
     def go(self) -> None:
         """Let the worker run its program."""
-        with suppress(BrokenPipeError):  # it was killed
-            os.write(self._go, b"g")
-        os.close(self._go)
+        if self._go is not None:
+            with suppress(BrokenPipeError):  # it was killed
+                os.write(self._go, b"g")
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipe, where `go` has not: the worker ends."""
+        go, self._go = self._go, None
+        if go is not None:
+            os.close(go)
 
     def poll(self) -> int | None:
         """Reap the process if it has ended; return its exit code, -N for signal N, None while it runs."""

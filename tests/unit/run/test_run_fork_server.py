@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 import types
 
 import pytest
+from torch.distributed.elastic.multiprocessing import LogsDest
 
 from multiworld.run.configuration import check_preload, configure
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.options import parse
+from multiworld.run.workers.contexts import ForkedContext
+from multiworld.run.workers.fork_client import ForkedProcess
 from multiworld.run.workers.fork_server import changed, preload, receive, send
 
 
@@ -134,3 +138,27 @@ def test_what_it_works_with(program):
     config, entrypoint, arguments = configure(asked)
     check_preload(asked, config, arguments)
     assert (entrypoint, arguments) == (sys.executable, ["-u", *program])
+
+
+def test_a_fork_whose_output_cannot_be_read_leaves_nothing_open():
+    """A thread is missing: the worker has not begun, and is started again later."""
+    read, go = os.pipe()
+    worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+    def start():
+        raise RuntimeError("can't start new thread")
+
+    dest = LogsDest(stdouts={0: ""}, stderrs={0: ""}, error_files={0: os.devnull})
+    context = ForkedContext(
+        "default", sys.executable, ("-u", "script.py"), {}, dest,
+        forks=types.SimpleNamespace(fork=lambda *_: ForkedProcess(worker.pid, go)), local_rank=0, prefixes=None,
+        numa_options=None, tails=[types.SimpleNamespace(start=start, stop=lambda: None)],
+    )  # fmt: skip
+    with os.fdopen(read, "rb", buffering=0) as end:
+        os.set_blocking(read, False)
+        with pytest.raises(RuntimeError, match="thread"):
+            context.start()
+        assert end.read() is None, "the worker waits"
+        context.close()
+        assert end.read() == b""
+    worker.wait(60)
