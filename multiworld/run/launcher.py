@@ -248,10 +248,20 @@ def _planned(options: Options, config: LaunchConfig, plan: WorldsPlan) -> None:
         )
 
 
+def _check_descriptors(run: _Run) -> None:
+    """Raise `RunError` where there are too few to start the run; log where there are too few for its largest size."""
+    args, functions = run.options.torch, not isinstance(run.entrypoint, str)
+    check_descriptors(run.config.nproc_per_node, args, functions=functions)
+    try:
+        check_descriptors(run.most, args, functions=functions)
+    except RunError as error:
+        run.note(logging.WARNING, f"it cannot be scaled up to its largest size: {error}")
+
+
 def _run_to_end(run: _Run, state: RunState) -> End:
     """Run the agent; every expected end of a run becomes an exit code."""
     try:
-        check_descriptors(run.most, run.options.torch, functions=not isinstance(run.entrypoint, str))
+        _check_descriptors(run)
         with ExitStack() as parts:
             return record(_run_agent)(run, state, parts) or End(1, "no reason was given")
     except ChildFailedError as failed:

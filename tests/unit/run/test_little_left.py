@@ -15,6 +15,7 @@ from multiworld.run import launcher
 from multiworld.run.descriptors import check_limit, of_workers
 from multiworld.run.ends import End
 from multiworld.run.errors import RunError, starting_workers, used_up
+from multiworld.run.events import EventBus
 from multiworld.run.nodes.asking import Asking
 from multiworld.run.nodes.beginnings import Beginnings
 from multiworld.run.nodes.rendezvous import shut_down
@@ -171,13 +172,23 @@ def test_a_launcher_needs_some_descriptors_and_those_of_its_workers():
         check_limit(73, 10, 4, 8)
 
 
-def test_a_launcher_counts_the_workers_that_a_range_can_have(monkeypatch):
-    asked = []
-    monkeypatch.setattr(launcher, "check_descriptors", lambda workers, *_, **__: asked.append(workers))
+@pytest.mark.parametrize(
+    ("nodes", "range_of", "enough_for", "ends", "notes"),
+    [(1, None, 2, 0, 0), (1, 9, 9, 0, 0), (1, 9, 8, 0, 1), (2, 9, 8, 0, 0), (1, 9, 1, 1, 0)],
+)
+def test_a_launcher_has_to_have_enough_for_a_start_and_says_what_a_range_needs(
+    monkeypatch, nodes, range_of, enough_for, ends, notes
+):
+    def check(workers, *_, **__):
+        if workers > enough_for:
+            raise RunError("too few", rule="It needs more", next_step="Raise the limit")
+
+    monkeypatch.setattr(launcher, "check_descriptors", check)
     monkeypatch.setattr(launcher, "_run_agent", lambda *_: End(0, "done"))
-    state, plan = SimpleNamespace(), SimpleNamespace(world_size=9)
-    for most, of_file in ((1, None), (1, plan), (2, plan)):
-        config = SimpleNamespace(nproc_per_node=2, max_nodes=most)
-        options = SimpleNamespace(torch=SimpleNamespace())
-        launcher._run_to_end(launcher._Run(options, config, "program", [], of_file, None, 1.0), state)
-    assert asked == [2, 9, 2]
+    plan = None if range_of is None else SimpleNamespace(world_size=range_of)
+    config = SimpleNamespace(nproc_per_node=2, max_nodes=nodes)
+    bus, said = EventBus(), []
+    bus.subscribe(said.append)
+    run = launcher._Run(SimpleNamespace(torch=SimpleNamespace()), config, "program", [], plan, bus, 1.0)
+    assert launcher._run_to_end(run, SimpleNamespace()).code == ends
+    assert ["largest size: too few" in each.text for each in said] == [True] * notes
