@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import torch
 
 from multiworld._core.resharding import Box, plan
 from multiworld._core.state_tree import dotted, flatten
+from multiworld.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +53,8 @@ def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any],
     Raises:
         BrokenWorldException: a member was lost, or had an error of its own, as for want of memory. `want` is
             undefined; `have` is as it was.
-        StateError: a state has something else than dicts, lists, tuples, numbers, text and tensors.
+        StateError: a state has something else than dicts, lists, tuples, numbers, text and tensors, or a
+            tensor whose shards are not contiguous: ``_StridedShard`` without the ``Shard`` that completes it.
         RuntimeError: a tensor has partial values (placement ``Partial``).
     """
     here = world._pinned()  # all steps are of one generation
@@ -113,12 +116,38 @@ def _shards(state: Mapping[str, Any]) -> dict[str, tuple[Tensor, Box]]:
         local, box = tensor.detach(), Box((0,) * tensor.dim(), tuple(tensor.shape))
         if hasattr(tensor, "__create_chunk_list__"):  # a DTensor: what distributed checkpoints ask it
             chunks = tensor.__create_chunk_list__()  # raises where a placement is partial, on all members
+            if not _is_contiguous(tensor):  # on all members alike
+                raise StateError(
+                    f"{dotted(path)} has the placements {tuple(tensor.placements)}: a shard is in pieces",
+                    rule="A shard is one block: of Shard, or of FSDP2 over a Shard of the same dimension",
+                    next_step="Redistribute it to Shard or Replicate before, or load a checkpoint",
+                )
             if tensor.device_mesh.get_coordinate() is None:
                 continue  # this member is not in its mesh: it has none of it, not even a number of dimensions
             local = tensor.to_local()
             box = Box(*(tuple(map(int, each)) for each in (chunks[0].offsets, chunks[0].sizes)))
         found[json.dumps([path, str(tensor.dtype), list(tensor.shape)])] = (local, box)
     return found
+
+
+def _is_contiguous(tensor: Any) -> bool:
+    """Whether the shards of a DTensor are contiguous blocks.
+
+    A ``_StridedShard`` takes a part of each of `split_factor` blocks of the tensor. Of FSDP2's, the later
+    placements of that dimension, its tensor parallelism, leave a shard just one of these blocks.
+    """
+    later: dict[int, list[int]] = {}  # by dimension: into how many the placements after this one split it
+    for at, placement in reversed(tuple(enumerate(tensor.placements))):
+        splits = tensor.device_mesh.shape[at]
+        dim, blocks = getattr(placement, "dim", None), getattr(placement, "split_factor", 1)
+        if dim is None or splits == 1:
+            continue
+        after = later.setdefault(dim, [])
+        # Several after each other make blocks of the same size only of what they split evenly.
+        if blocks > 1 and (blocks != math.prod(after) or (len(after) > 1 and tensor.shape[dim] % blocks)):
+            return False
+        after.append(splits)
+    return True
 
 
 def _plain(value: Any) -> Any:

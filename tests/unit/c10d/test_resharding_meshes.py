@@ -11,12 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from multiworld._c10d.elastic.resharding import reshard  # noqa: E402  (torch may be missing)
+from multiworld.errors import StateError  # noqa: E402  (torch may be missing)
 
 
 class Elsewhere(torch.Tensor):
     """A DTensor as a member outside of its mesh has it."""
 
-    device_mesh = SimpleNamespace(get_coordinate=lambda: None)
+    device_mesh = SimpleNamespace(get_coordinate=lambda: None, shape=(1,))
+    placements = (SimpleNamespace(dim=0),)
 
     def __create_chunk_list__(self):
         return [SimpleNamespace(offsets=torch.Size([]), sizes=torch.Size([0]))]
@@ -97,7 +99,63 @@ def test_partial_values_are_refused_also_outside_of_their_mesh():
         def __create_chunk_list__(self):
             raise RuntimeError("partial placements, as torch says of them")
 
+    with pytest.raises(RuntimeError, match="partial placements"):
+        reshard(alone(), {"w": torch.zeros(2).as_subclass(Partial)}, {"w": torch.zeros(2)}, 1)
+
+
+def alone():
     world = World([])
     world.gather_bytes = lambda _: pytest.fail("asks the others")
-    with pytest.raises(RuntimeError, match="partial placements"):
-        reshard(world, {"w": torch.zeros(2).as_subclass(Partial)}, {"w": torch.zeros(2)}, 1)
+    return world
+
+
+def placed(length, shape, blocks):
+    """A tensor of `length`, on a mesh of this shape without this member.
+
+    By dimension of the mesh: 0 for a replica, 1 for a Shard, more for a _StridedShard of so many blocks.
+    """
+
+    class Placed(Elsewhere):
+        device_mesh = SimpleNamespace(get_coordinate=lambda: None, shape=shape)
+        placements = tuple(
+            SimpleNamespace(**({"dim": 0} if each else {}), **({"split_factor": each} if each > 1 else {}))
+            for each in blocks
+        )
+
+    return torch.zeros(length).as_subclass(Placed)
+
+
+@pytest.mark.parametrize(
+    ("length", "shape", "blocks"),
+    [
+        (8, (2,), (2,)),  # no tensor parallelism on that dimension
+        (8, (2, 2), (2, 0)),
+        (8, (2, 2), (1, 2)),  # it comes first
+        (8, (2, 2), (4, 1)),  # it splits into fewer
+        (8, (2, 1), (2, 1)),
+        (9, (2, 2, 2), (4, 1, 1)),  # 3, 2, 2, 2: not what _StridedShard takes
+    ],
+)
+def test_a_tensor_whose_shards_are_not_contiguous_is_refused_on_all_members(length, shape, blocks):
+    strange = placed(length, shape, blocks)
+    for have, want in ((strange, torch.zeros(length)), (torch.zeros(length), strange)):
+        with pytest.raises(StateError, match="w has the placements"):
+            reshard(alone(), {"w": have}, {"w": want}, 1)
+
+
+@pytest.mark.parametrize(
+    ("length", "shape", "blocks"),
+    [
+        (8, (2, 2), (2, 1)),  # FSDP2 over tensor parallelism
+        (7, (2, 2), (2, 1)),
+        (8, (2, 2, 2), (0, 2, 1)),  # HSDP
+        (8, (2, 2, 2), (4, 2, 1)),
+        (8, (1,), (2,)),
+        (9, (2, 2, 2), (1, 1, 1)),
+    ],
+)
+def test_contiguous_shards_are_taken(length, shape, blocks):
+    want = torch.zeros(length)
+    world = World([1, {known("a", length): [[0], [length]]}, {}])
+    assert reshard(world, {"a": placed(length, shape, blocks)}, {"a": want}, 1) == []
+    assert (want == 7.0).all()
