@@ -137,7 +137,7 @@ class WorldUnblocked(Event):
 
 @dataclass(frozen=True)
 class WorldClosed(Event):
-    """This process closed the world; its resources are free.
+    """This process closed the world; its resources are free. Where it broke, that was told before.
 
     Not published for the handle of an old generation whose name was joined anew and is in use.
     """

@@ -93,9 +93,9 @@ class Action(enum.Enum):
     FAIL_AWAITED_LATER = "fail-awaited-later"
     """The same, when they have had a moment to end by themselves."""
     TELL_BROKEN = "tell-broken"
-    """Subscribers and ``on_break`` functions are told."""
+    """Subscribers and ``on_break`` functions are told, unless another thread has begun to."""
     TELL_CLOSED = "tell-closed"
-    """Subscribers are told."""
+    """Subscribers are told, after the breakage."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,7 @@ _BREAK = (
     Action.TELL_BROKEN,
     Action.RELEASE_LATER,
 )
+_TELL = (Action.TELL_BROKEN, Action.TELL_CLOSED)
 
 TABLE: dict[tuple[Stage, type[StageEvent]], Row] = {
     (Stage.CONNECTING, Joined): Row(Stage.OPENING),
@@ -220,15 +221,16 @@ TABLE: dict[tuple[Stage, type[StageEvent]], Row] = {
     # No member needs it any more: what was sent in it may still have to be received.
     (Stage.REPLACED, RetireAsked): Row(Stage.CLOSED, (Action.DRAIN, *_LEAVE[1:])),
     (Stage.REPLACED, CloseAsked): Row(Stage.CLOSED, (Action.DRAIN, *_LEAVE[1:])),
-    (Stage.BROKEN, RetireAsked): Row(Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED)),
+    # The thread in which it broke may still be at the log: the breakage is told before what came later.
+    (Stage.BROKEN, RetireAsked): Row(
+        Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED, Action.TELL_BROKEN)
+    ),
     (Stage.BROKEN, CloseAsked): Row(
         Stage.CLOSED,
-        (Action.DETACH, Action.RELEASE, Action.RELEASE_STORE, Action.FAIL_AWAITED, Action.TELL_CLOSED),
+        (Action.DETACH, Action.RELEASE, Action.RELEASE_STORE, Action.FAIL_AWAITED, *_TELL),
     ),
     (Stage.RETIRED, RetireAsked): Row(Stage.RETIRED, (Action.AWAIT_RELEASE,)),
-    (Stage.RETIRED, CloseAsked): Row(
-        Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE, Action.TELL_CLOSED)
-    ),
+    (Stage.RETIRED, CloseAsked): Row(Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE, *_TELL)),
     # Another thread closed it when every member had committed, and before its join had returned.
     (Stage.CLOSED, JoinFailed): Row(Stage.CLOSED, (Action.AWAIT_RELEASE,)),
     (Stage.CLOSED, RetireAsked): Row(Stage.CLOSED, (Action.AWAIT_RELEASE,)),

@@ -22,12 +22,13 @@ from multiworld._core.lane.greeting import COLLECTIVES, CROWDS
 from multiworld._core.reraise import raised_by_the_program
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
-from multiworld._generation.every_step import take_all, take_from
+from multiworld._generation.every_step import take_from
 from multiworld._generation.fail_awaited import AwaitedOperations
 from multiworld._generation.generation_errors import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.operations import GenerationOperations
 from multiworld._generation.resources import Holdings
 from multiworld._generation.stuck import stuck_watch
+from multiworld._generation.telling import Telling
 from multiworld._generation.unblocked import Unblocked
 from multiworld.errors import BrokenWorldException, MultiworldError
 from multiworld.events import Breakage, Cause, State
@@ -159,6 +160,7 @@ class Generation:
         self._busy = resources.busy
         self._attachment = resources.attachment
         self._holdings = Holdings(resources)
+        self._telling = Telling(self.world)
         self._awaited = AwaitedOperations(machine, self.error)
         self.watch = self._awaited.watch
         self.expect = self._awaited.expect
@@ -323,8 +325,7 @@ class Generation:
     def _tell_broken(self, _: StageEvent) -> None:
         breakage = self.machine.breakage
         assert breakage is not None  # noqa: S101  (a generation that broke has one)
-        take_all(
-            self.world,
+        self._telling.broke(
             partial(self.operations.report_later, breakage),
             partial(self._watch_blocked, breakage),
             partial(self._owner._generation_broke, self, breakage),  # noqa: SLF001  (see `Owner`)
@@ -335,7 +336,7 @@ class Generation:
             releaser.add(UNBLOCKED_AFTER, Unblocked(self.operations.log, self.roster, breakage))
 
     def _tell_closed(self, _: StageEvent) -> None:
-        self._owner._generation_closed(self)  # noqa: SLF001  (see `Owner`)
+        self._telling.closed(partial(self._owner._generation_closed, self))  # noqa: SLF001  (see `Owner`)
 
     _DO: ClassVar[dict[Action, Callable[[Generation, StageEvent], None]]] = {
         Action.REFUSE_OPERATIONS: _refuse_operations,

@@ -17,6 +17,7 @@ from multiworld._net.stores.record import WorldRecord
 from multiworld.events import Breakage, Cause, State
 from multiworld.logs import source
 from multiworld.logs.limit import RateLimit
+from multiworld.metrics.recorder import Recorder
 from multiworld.registry import registry
 from multiworld.watchdog import Watchdog
 
@@ -66,33 +67,105 @@ def test_a_world_that_breaks_is_retired_and_rejoined(log):
         raise first.error()
 
 
+class Held(logging.Handler):
+    """A handler of the log that holds the thread in which a world breaks, while the block runs."""
+
+    def __init__(self, world):
+        super().__init__()
+        self.world, self.begun, self.over = world, threading.Event(), threading.Event()
+        breakage = Breakage(Cause.CRASHED, (), "a test says so", time.monotonic())
+        self.breaking = threading.Thread(target=world._gen.verdict, args=(breakage,))
+
+    def handle(self, record):  # without the handler's lock: the lines of other threads go on
+        if "-> broken" in record.getMessage():
+            self.begun.set()
+            self.over.wait(60.0)
+
+    def __enter__(self):
+        logging.getLogger("multiworld.state").addHandler(self)
+        self.breaking.start()
+        assert self.begun.wait(60.0)
+        return self
+
+    def __exit__(self, *exc):
+        self.over.set()
+        self.breaking.join(60.0)
+        logging.getLogger("multiworld.state").removeHandler(self)
+
+
 def test_what_follows_an_error_raises_too_while_the_breakage_is_still_being_logged(log):
     world = joined()
-    first, breaks, told = world._gen, threading.Event(), threading.Event()
-
-    class Slow(logging.Handler):
-        def emit(self, record):
-            if "-> broken" in record.getMessage():
-                breaks.set()
-                told.wait(60.0)
-
-    handler = Slow()
-    logging.getLogger("multiworld.state").addHandler(handler)
-    breakage = Breakage(Cause.CRASHED, (), "a test says so", time.monotonic())
-    breaking = threading.Thread(target=first.verdict, args=(breakage,))
-    try:
-        breaking.start()
-        assert breaks.wait(60.0)
+    first = world._gen
+    with Held(world):
         assert isinstance(
             first.explain(ConnectionError("reset")), mw.BrokenWorldException
         )  # as of an operation
         with pytest.raises(mw.BrokenWorldException, match="a test says so"):
             world.elastic_group.barrier()
+    world.close()
+
+
+@pytest.fixture
+def told():
+    seen = []
+    forget = mw.subscribe(lambda event: seen.append(type(event).__name__))
+    yield seen
+    forget()
+
+
+def test_a_breakage_is_told_before_the_close_while_it_is_still_being_logged(log, told):
+    recorder = Recorder()
+    recorder.begin()
+    world = joined()
+    try:
+        del told[:]
+        with Held(world):
+            assert world.close()
+            assert told == ["WorldBroken", "WorldClosed"]
+        assert len(told) == 2
+        ((_, since),) = recorder.records(time.monotonic())[0].values()
+        assert since is None, "a closed world is not broken"
     finally:
-        told.set()
+        recorder.end()
+
+
+def test_a_breakage_is_told_before_a_rejoin_while_it_is_still_being_logged(log, told):
+    world = joined()
+    del told[:]
+    with Held(world):
+        world.rejoin()
+        assert told == ["WorldBroken", "WorldJoining", "WorldActive"]
+    assert len(told) == 3
+    world.close()
+
+
+def test_a_close_while_a_subscriber_hears_of_the_breakage_is_told_after_it(log):
+    """It waits for no subscriber: one may wait for the thread that closes the world."""
+    begun, over = threading.Event(), threading.Event()
+
+    def hold(event):
+        if isinstance(event, mw.WorldBroken):
+            begun.set()
+            over.wait(60.0)
+
+    told, forget = [], [mw.subscribe(hold)]
+    forget.append(mw.subscribe(lambda event: told.append(type(event).__name__)))
+    world = joined()
+    breakage = Breakage(Cause.CRASHED, (), "a test says so", time.monotonic())
+    breaking = threading.Thread(target=world._gen.verdict, args=(breakage,))
+    try:
+        del told[:]
+        breaking.start()
+        assert begun.wait(60.0)
+        assert world.close()
+        assert told == []
+        assert mw.worlds() == {}
+    finally:
+        over.set()
         breaking.join(60.0)
-        logging.getLogger("multiworld.state").removeHandler(handler)
-        world.close()
+        for each in forget:
+            each()
+    assert told == ["WorldBroken", "WorldClosed"]
 
 
 def broken(store):

@@ -40,6 +40,7 @@ LEAVE = (
     Action.FAIL_AWAITED,
 )
 CLOSED = (Action.REFUSE_OPERATIONS, Action.DRAIN, *LEAVE[1:], Action.TELL_CLOSED)
+TELL = (Action.TELL_BROKEN, Action.TELL_CLOSED)
 BREAK = (Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.FAIL_AWAITED_LATER, Action.TELL_BROKEN, Action.RELEASE_LATER)  # fmt: skip
 
 
@@ -67,10 +68,10 @@ BREAK = (Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.FAIL_AWAITED_LATER
         (Stage.ACTIVE, REPLACED, Stage.REPLACED, (Action.REFUSE_OPERATIONS,)),
         (Stage.REPLACED, RETIRE, Stage.CLOSED, (Action.DRAIN, *LEAVE[1:])),
         (Stage.REPLACED, CLOSE, Stage.CLOSED, (Action.DRAIN, *LEAVE[1:])),
-        (Stage.BROKEN, RETIRE, Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED)),
-        (Stage.BROKEN, CLOSE, Stage.CLOSED, (Action.DETACH, Action.RELEASE, Action.RELEASE_STORE, Action.FAIL_AWAITED, Action.TELL_CLOSED)),
+        (Stage.BROKEN, RETIRE, Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED, Action.TELL_BROKEN)),
+        (Stage.BROKEN, CLOSE, Stage.CLOSED, (Action.DETACH, Action.RELEASE, Action.RELEASE_STORE, Action.FAIL_AWAITED, *TELL)),
         (Stage.RETIRED, RETIRE, Stage.RETIRED, (Action.AWAIT_RELEASE,)),
-        (Stage.RETIRED, CLOSE, Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE, Action.TELL_CLOSED)),
+        (Stage.RETIRED, CLOSE, Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE, *TELL)),
         (Stage.CLOSED, FAILED, Stage.CLOSED, (Action.AWAIT_RELEASE,)),
         (Stage.CLOSED, RETIRE, Stage.CLOSED, (Action.AWAIT_RELEASE,)),
         (Stage.CLOSED, CLOSE, Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE)),
@@ -130,8 +131,11 @@ def test_no_order_of_events_leads_out_of_the_table_or_back(events):
     order = [State.JOINING, State.ACTIVE, State.BROKEN, State.CLOSED]
     seen = [order.index(STATES[stage]) for stage in stages]
     assert seen == sorted(seen)
-    for once in set(Action) - {Action.AWAIT_RELEASE, Action.RELEASE_STORE}:
+    for once in set(Action) - {Action.AWAIT_RELEASE, Action.RELEASE_STORE, Action.TELL_BROKEN}:
         assert done.count(once) <= 1, once
+    for after in steps[stages.index(Stage.BROKEN) :] if Stage.BROKEN in stages else ():
+        if Action.TELL_CLOSED in after:
+            assert after[-2:] == TELL
     if Action.AWAIT_RELEASE in done:
         assert Action.RELEASE in done[: done.index(Action.AWAIT_RELEASE)]
     if stages[-1] in {Stage.RETIRED, Stage.CLOSED}:
