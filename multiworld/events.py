@@ -245,7 +245,9 @@ class Bus(Generic[E]):
             BaseException: KeyboardInterrupt, or one of `signals`, once all subscribers were called.
         """
         signalled: BaseException | None = None
-        for subscriber in tuple(self._subscribers):
+        # Not a tuple: that is allocated after the iteration has begun, and may begin a collection, in which a
+        # destructor ends its subscription.
+        for subscriber in list(self._subscribers):
             try:
                 subscriber(event)
             except self._signals as came:  # noqa: PERF203  (one subscriber must not stop the others)

@@ -89,7 +89,7 @@ class AwaitedOperations:
         self._fail()
 
     def _fail(self) -> None:
-        for future in tuple(self._pending):
+        for future in list(self._pending):  # not a tuple: see `Bus.publish`
             with contextlib.suppress(RuntimeError):  # its loop is closed: no task waits
                 future.get_loop().call_soon_threadsafe(_set_exception, future, self._error())
 

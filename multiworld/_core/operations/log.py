@@ -144,7 +144,9 @@ class OperationLog:
             now: of the clock whose times the entries have.
             stack: of its Python threads.
         """
-        begun = {number: group.begun for number, group in tuple(self._groups.items()) if group.begun}
+        # Neither a tuple nor pairs: these take memory in the middle, where the collector may run, and what it
+        # destroys may drop a group.
+        begun = {group.number: group.begun for group in list(self._groups.values()) if group.begun}
         frozen = self._frozen
         entries = [tuple(each) for each in self._all()] if frozen is None else frozen[1]
         at = now if frozen is None else frozen[0]

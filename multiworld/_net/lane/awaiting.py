@@ -98,7 +98,7 @@ class Watch:
 
         They would be kept until their operations are over, and their receives would take messages.
         """
-        for over in tuple(self._awaited):
+        for over in list(self._awaited):  # not a tuple: see `Bus.publish`
             _let_go(over)
 
     def _leave(
