@@ -169,6 +169,7 @@ class _Attachments:
 
     def attach(self, level: int, handler: logging.Handler) -> None:
         """Attach a handler of the program's; the environment's gives way until all of these have ended."""
+        _know_forks()
         gave_way = None
         with self._lock:
             if self._from_environment is not None:
@@ -269,6 +270,7 @@ class _FromEnvironment:
     def __call__(self) -> None:
         if self._done:
             return
+        _know_forks()
         with self._lock:
             if self._done:
                 return
@@ -288,6 +290,16 @@ Where the program has called `log_worlds`, they hold after the end of that.
 Raises:
     MultiworldError: one of them has an unknown value.
 """
+
+
+@functools.cache
+def _know_forks() -> None:
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    for each in (from_environment, _attachments):
+        each._lock = threading.Lock()  # noqa: SLF001  (of this module; another thread may have held it)
 
 
 def level_named(name: str, value: str) -> int:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,10 @@ import pytest
 
 import multiworld
 from multiworld.errors import MultiworldError
+from multiworld.logs import handler
 from multiworld.logs.source import about, logger
+
+PATIENCE = 60
 
 
 @pytest.fixture
@@ -306,3 +310,32 @@ def test_a_child_that_is_forked_while_a_thread_logs_ends_and_limits_its_lines(ta
 @pytest.mark.parametrize(("name", "value"), [("M8D_LOG_LEVEL", "LOUD"), ("M8D_LOG_FORMAT", "xml")])
 def test_a_wrong_setting_is_an_error(name, value):
     assert f"{name}='{value}'. It is one of" in said(**{name: value})[-1]
+
+
+@pytest.mark.parametrize("holder", [handler._attachments, handler.from_environment])
+def test_a_child_that_is_forked_while_another_thread_attaches_logs(root, monkeypatch, holder):
+    monkeypatch.setattr(handler.from_environment, "_done", False)
+    multiworld.log_worlds(stream=io.StringIO())()
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with holder._lock:
+            held.set()
+            over.wait(PATIENCE)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    assert held.wait(PATIENCE)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(PATIENCE)
+        code = 1
+        try:
+            handler.from_environment()
+            multiworld.log_worlds(stream=io.StringIO())
+            code = 0
+        finally:
+            os._exit(code)
+    over.set()
+    holding.join(PATIENCE)
+    assert os.waitpid(pid, 0) == (pid, 0)
