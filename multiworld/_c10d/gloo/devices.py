@@ -177,9 +177,9 @@ class DevicePool:
 
     def _reserve(self, waiting: _Waiting, check: Callable[[], None]) -> _Entry:
         waiting.since, waiting.freed = self._clock(), self._freed
-        with self._lock:
-            self._waiting.append(waiting)
         try:
+            with self._lock:
+                self._waiting.append(waiting)
             while True:
                 with self._lock:
                     waiting.bell.clear()
@@ -192,7 +192,8 @@ class DevicePool:
                 check()
         finally:
             with self._lock:
-                self._waiting.remove(waiting)
+                if waiting in self._waiting:  # else Ctrl-C came before
+                    self._waiting.remove(waiting)
                 self._ring(waiting.where)
 
     def _next(self, waiting: _Waiting) -> _Entry | None:

@@ -159,6 +159,29 @@ def test_who_waits_for_a_device_gets_the_one_that_is_free_first_or_gives_up():
     assert len(kit.made) == 1
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_a_waiter_that_ctrl_c_ends_as_it_begins_blocks_no_later_one(after: bool) -> None:
+    kit = Kit(patience=60.0)
+    lock = kit.pool._lock
+
+    class Interrupted:
+        def __enter__(self) -> None:
+            kit.pool._lock = lock
+            if not after:
+                raise KeyboardInterrupt
+            lock.acquire()
+
+        def __exit__(self, *exc: object) -> None:
+            lock.release()
+            raise KeyboardInterrupt
+
+    kit.pool._lock = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        kit.take()
+    assert kit.pool._waiting == []
+    assert kit.take().among == 1
+
+
 def test_those_who_wait_are_served_in_their_worlds_order_and_as_long_as_any_is_served_none_is_made():
     clock = [0.0]
     pool = DevicePool(limit=1, patience=1.0, clock=lambda: clock[0])
