@@ -45,6 +45,9 @@ _log = logger(__name__)
 _START_AGAIN = 1.0
 """Seconds between two tries to start a thread, where the host has none left for this process."""
 
+_SUBSCRIBERS = 1.0
+"""Seconds that `close` waits for another thread to tell subscribers of the breakage, and then of the close."""
+
 _LOOK_EVERY = 1.0
 """Seconds between two looks of `wait_active`, which is woken when the world changes, too."""
 
@@ -460,7 +463,9 @@ class World(Selecting, ObjectCollectives):
     def _end(self, seconds: float, failure: str = "") -> bool:
         if reentry.in_the_middle():
             return reentry.in_time(partial(self._close, seconds, failure), seconds, f"m8d-close-{self.name}")
-        return self._close(seconds, failure)
+        freed = self._close(seconds, failure)
+        self._gen.settle(_SUBSCRIBERS)
+        return freed
 
     def _close(self, seconds: float, failure: str = "") -> bool:
         deadline = time.monotonic() + seconds

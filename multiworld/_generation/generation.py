@@ -335,6 +335,10 @@ class Generation:
         if self.operations.log.blocked:
             releaser.add(UNBLOCKED_AFTER, Unblocked(self.operations.log, self.roster, breakage))
 
+    def settle(self, seconds: float) -> None:
+        """Wait, so long at most, for another thread that tells subscribers of the close."""
+        self._telling.settle(seconds)
+
     def _tell_closed(self, _: StageEvent) -> None:
         self._telling.closed(partial(self._owner._generation_closed, self))  # noqa: SLF001  (see `Owner`)
 

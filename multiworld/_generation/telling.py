@@ -20,8 +20,8 @@ __all__ = ["Telling"]
 class Telling:
     """The steps in which one generation's end is told; each is taken once, and one at a time.
 
-    A thread that comes while another one tells leaves its steps to that one. It does not wait for it: that
-    may be a subscriber's call, which waits for the close itself.
+    A thread that comes while another one tells leaves its steps to that one. `settle` waits for it, and not
+    for long: it may be in a subscriber, which waits for the close itself.
 
     Args:
         world: name, for the log.
@@ -31,7 +31,10 @@ class Telling:
         self._world = world
         self._lock = threading.Lock()
         self._left: list[Step] = []
-        self._broke = self._telling = False
+        self._broke = False
+        self._teller = 0  # the thread that tells; 0: none
+        self._settled = threading.Event()
+        self._settled.set()
 
     def broke(self, *steps: Step) -> None:
         """Tell with these steps that it broke; nothing where another thread has begun to.
@@ -53,22 +56,35 @@ class Telling:
         Raises:
             BaseException: as of `broke`.
         """
+
+        def tell() -> None:
+            try:
+                step()
+            finally:
+                self._settled.set()
+
         try:
             with self._lock:
-                self._left += (step,)
+                self._left += (tell,)
+                self._settled.clear()
         finally:
             self._tell()
 
+    def settle(self, seconds: float) -> None:
+        """Wait until a thread that has the step of `closed` has taken it, for so long at most."""
+        if self._teller != threading.get_ident():
+            self._settled.wait(seconds)
+
     def _tell(self) -> None:
-        mine = False
+        me, mine = threading.get_ident(), 0
         try:
             with self._lock:
-                if self._left and not self._telling:
+                if self._left and not self._teller:
                     # No call in between, after which Python looks for signals: these are one step.
-                    self._telling = mine = True
+                    self._teller = mine = me
             if mine:
                 take_from(self._world, self._left, lambda step: step())
         finally:
             if mine:
-                self._telling = False
+                self._teller = 0
                 self._tell()  # what was left to this thread meanwhile

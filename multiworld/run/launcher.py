@@ -249,7 +249,7 @@ def _planned(options: Options, config: LaunchConfig, plan: WorldsPlan) -> None:
 
 
 def _check_descriptors(run: _Run) -> None:
-    """Raise `RunError` where there are too few to start the run; log where there are too few for its largest size."""
+    """Raise `RunError` where there are too few to start the run; log it where its largest size needs more."""
     args, functions = run.options.torch, not isinstance(run.entrypoint, str)
     check_descriptors(run.config.nproc_per_node, args, functions=functions)
     try:

@@ -64,3 +64,37 @@ def test_ctrl_c_in_a_step_leaves_none_out():
     assert told == ["broken", "closed"]
     telling.closed(lambda: told.append("later"))
     assert told[-1] == "later"
+
+
+def test_a_close_waits_for_the_thread_that_tells_of_the_breakage_but_not_for_ever():
+    told, begun, go_on = [], threading.Event(), threading.Event()
+    telling = Telling("w")
+
+    def holds():
+        begun.set()
+        go_on.wait(60.0)
+
+    other = threading.Thread(target=telling.broke, args=(holds,))
+    other.start()
+    assert begun.wait(60.0)
+    telling.closed(lambda: told.append("closed"))
+    telling.settle(0.01)
+    assert told == []
+    go_on.set()
+    telling.settle(60.0)
+    assert told == ["closed"]
+    other.join()
+
+
+def test_a_subscriber_that_closes_the_world_does_not_wait_for_itself():
+    told = []
+    telling = Telling("w")
+
+    def closes():
+        telling.closed(lambda: told.append("closed"))
+        telling.settle(1000.0)
+        told.append("goes on")
+
+    telling.broke(closes)
+    telling.settle(1000.0)
+    assert told == ["goes on", "closed"]
