@@ -55,8 +55,16 @@ class WorldJoiner:
             return world.wait_active(plan.timeout), False
         if world is None and kept is not None:  # closed, perhaps while it was joined again
             kept.wait_idle(plan.timeout)
+        closes = 0 if world is None else world._closes  # noqa: SLF001  (joins make worlds)
+
+        def closed() -> bool:
+            return world is not None and world._closes != closes  # noqa: SLF001  (a close() by the program wins)
+
         join = _first if world is None else partial(_again, world)  # that one broke, without a `Rejoiner`
-        joined = self._try(plan, stopped, join)
+        joined = self._try(plan, lambda: stopped() or closed(), join)
+        if closed():  # in the last moment of the join
+            joined.close()
+            raise JoinAbandonedError(plan.name, f"world {plan.name!r} was closed while it was joined again")
         if again and joined._plan.state is None:  # noqa: SLF001  (a state is sent while the program stands still)
             self._kept[plan.name] = Rejoiner(joined, self._rejoin)
         return joined, world is None

@@ -65,14 +65,15 @@ class Handle:
     """Of a world of this process, as `join_all` sees it."""
 
     def __init__(self, plan):
-        self._plan, self.state, self.name = plan, State.ACTIVE, plan.name
+        self._plan, self.state, self.name, self._closes = plan, State.ACTIVE, plan.name, 0
 
     def wait_active(self, _timeout):
         self.state = State.ACTIVE
         return self
 
-    def close(self, _seconds):
+    def close(self, _seconds=None):
         self.state = State.CLOSED
+        self._closes += 1
 
     def on_break(self, _fn):
         pass
@@ -154,6 +155,27 @@ def test_a_world_that_broke_goes_on_with_the_state_that_is_given(here):
     world.state = State.BROKEN
     assert here.call("x", state={"x": other})["x"] is world
     assert world._plan.state is other
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+def test_a_broken_world_that_is_closed_while_it_is_joined_again_stays_closed(here, monkeypatch, abandoned):
+    """Also where the join comes about all the same, as the close came in its last moment."""
+    world = here.call("x", rejoin=False)["x"]
+    world.state = State.BROKEN
+    tries = []
+
+    def again(handle, *_, cancelled, **__):
+        tries.append(cancelled())
+        handle.close()
+        if abandoned and len(tries) == 1:
+            raise JoinAbandonedError("x", "closed by another thread")
+        return handle.wait_active(0)
+
+    monkeypatch.setattr(one_world.joining, "rejoin", again)
+    with pytest.raises(JoinAbandonedError, match="closed"):
+        here.call("x")
+    assert (tries, world.state) == ([False], State.CLOSED)
+    assert here.call("x")["x"] is not world, "it is joined anew where it is asked for once more"
 
 
 def test_a_state_that_another_call_was_faster_with_is_refused(here, monkeypatch):
