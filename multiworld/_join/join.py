@@ -19,7 +19,7 @@ from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
 from multiworld._join import threaded
 from multiworld._join.advancing import Advancing
-from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, StateLike, make_plan
+from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, StateLike, is_same_state, make_plan
 from multiworld._join.endings import TRY_ENDS, is_tried_again, told_to_others
 from multiworld._join.kept_state import KeptState
 from multiworld._join.rejoining import Rejoiner
@@ -196,7 +196,8 @@ def rejoin(
         timeout: see there.
         store: see there.
         planned: whether that is the place to which who planned the world has moved, not the program's choice.
-        state: has the world's state from now on; None: what had it before.
+        state: has the world's state from now on; None: what had it before. Other objects come without it, as a
+            newcomer's do.
         cancelled: whether to give up.
     """
     plan = _again(world, timeout, store, planned=planned)
@@ -441,6 +442,8 @@ def _committed(
             # Told after the end of the generation before: `_retire` waits until that was told.
             _begins(plan)
             past, lost, left = _past(world, tries.gone) if plan.assigned else (None, (), ())
+            # Objects that are given now have none of the world's state, whatever those before had.
+            new = world is not None and not is_same_state(plan.state, world._plan.state)
             terms = steps.Terms(
                 plan,
                 machine,
@@ -452,8 +455,8 @@ def _committed(
                 left=left,
                 more_lost=frozenset if world is None or past is None else _more_lost(world),
                 gone=tries.gone,
-                step=0 if world is None else world._state_claimed,
-                torn=world is not None and world._torn,
+                step=0 if world is None else None if new else world._state_claimed,
+                torn=world is not None and world._torn and not new,
                 known=tries.known,
             )
             with contextlib.ExitStack() as undo:
@@ -470,6 +473,7 @@ def _committed(
                 if machine.apply(Joined()) is Stage.ABANDONED:
                     raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers, as others are)
                 handle._enter(plan, made)
+                handle._torn = handle._torn and not new
                 handle._begins(resources.steps, made.rank, resources.step)
                 undo.pop_all()
             if machine.state is State.CLOSED:

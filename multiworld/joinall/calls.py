@@ -43,7 +43,9 @@ def join_all(
             by this call, but not for those with a `state`: call this again where they break.
         timeout: seconds for each join and each operation; None takes the file's, or M8D_JOIN_TIMEOUT (30).
         state: by world, what has its state (see `multiworld.join`); of worlds of a range of sizes that this
-            call joins. One that broke goes on with what is given here; without, with what it had.
+            call joins. One that broke goes on with what is given here; without, with what it had. Other
+            objects than it had get the state of a member that has it; where none has, rank 0's, and `step` is
+            0 again.
 
     Returns:
         The worlds by name, in the order given, or the file's.

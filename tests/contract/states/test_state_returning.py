@@ -14,6 +14,7 @@ from kits.contract.worldkit import SOON, outcome
 from kits.meetkit import until
 
 import multiworld as mw
+from multiworld._join import join as joining
 from multiworld.elastic import ElasticBatchSampler
 
 
@@ -132,6 +133,57 @@ def test_its_old_state_is_the_latest_when_all_others_are_lost(cast):
     told = late.expect("in", SOON)
     assert (told.step, told.done, told.taken, told.ready) == (1, 1, 4, True)
     steps([late], 2)
+
+
+def breaks_before_a_state_is_brought():
+    """So does the first try of the next join."""
+    real = joining.bring_up_to_date
+
+    def once(w, _):
+        joining.bring_up_to_date = real
+        raise w._gen.fail("the first try", (w.rank,))
+
+    joining.bring_up_to_date = once
+
+
+def rebuilt(me):
+    """Makes three steps; then joins again with the state that it has, or with another that it has built anew."""
+    counted = Counted()
+    w = enter(me, "2:3", state={"counted": counted})
+    for _ in range(3):
+        counted.done += 1
+        w.advance()
+    me.emit("in", rank=w.rank)
+    said = me.hear(LONG)
+    if said != "same":
+        counted = Counted()
+        counted.done += 100 + w.rank
+    if said == "torn":
+        w._torn = True
+        breaks_before_a_state_is_brought()
+    until(lambda: w.breakage is not None)
+    joining.rejoin(w, LONG, state={"counted": counted})  # as join_all does
+    me.emit("again", rank=w.rank, done=int(counted.done), step=w.step, ready=w.ready)
+    me.hear(LONG)
+
+
+@pytest.mark.parametrize(("said", "done", "step"), [
+    (("anew", "same"), 3, 3),
+    (("same", "anew"), 3, 3),
+    (("anew", "anew"), 100, 0),
+    (("torn", "torn"), 100, 0),
+])  # fmt: skip
+def test_objects_that_are_given_after_a_breakage_count_as_a_newcomer_s(cast, said, done, step):
+    """Where no member has those of before, rank 0's state is taken, as in a first generation; also where those of
+    before had a part of a lost one's.
+    """
+    members = [cast.start(rebuilt, number) for number in range(3)]
+    *others, lost = sorted(members, key=lambda each: each.expect("in").rank)
+    lost.kill()
+    for member, word in zip(others, said, strict=True):
+        member.say(word)
+    told = [each.expect("again", SOON) for each in others]
+    assert [(each.done, each.step, each.ready) for each in told] == [(done, step, True)] * 2
 
 
 def loading(me, number):
