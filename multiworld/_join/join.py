@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -537,8 +538,13 @@ def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int
 
 def _more_lost(world: World) -> Callable[[], frozenset[int]]:
     """What asks for the members of this process's last generation that were lost after it broke."""
-    gen = world._gen
-    return lambda: gen.lost
+    gen = weakref.ref(world._gen)  # what asks lives as long as the next one, and this one would with it
+
+    def more_lost() -> frozenset[int]:
+        past = gen()
+        return frozenset() if past is None else past.lost
+
+    return more_lost
 
 
 def _advancing(world: World) -> Advancing:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -239,11 +240,12 @@ class Preparing:
         plan, closes = world._plan, world._closes
         plan = replace(plan, store=plan.meets_at)
         machine = StateMachine(plan.name, gen.rank)
+        past = weakref.ref(gen)  # what asks lives as long as the next generation, and this one would with it
 
         def given_up() -> bool:
             # Once this member has said its limit, it has to hear whether the others go on.
             moved = not said and plan.meets_at != plan.store
-            return moved or not self._works(gen) or world._closes != closes
+            return moved or (old := past()) is None or not self._works(old) or world._closes != closes
 
         terms = steps.Terms(
             plan,

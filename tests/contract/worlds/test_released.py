@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from kits.contract.elastickit import LONG, enter
 from kits.contract.worldkit import PATIENCE, free_port, left_over
 
 import multiworld as mw
 from multiworld._c10d import waiter_pool
+from multiworld._generation.generation import Generation
 
 KILLED = 10
 """Of so many worlds one is broken by a kill, the others by a member that leaves."""
@@ -256,3 +259,47 @@ def test_user_code_that_keeps_a_model_keeps_what_it_holds_and_no_more(cast):
     members[0].expect("broken")
     members[0].expect("free")
     assert members[0].finish() == 0
+
+
+def past(w):
+    """Return the generations before the present one that there still are."""
+    gc.collect()
+    return [
+        each.number for each in gc.get_objects() if type(each) is Generation and each.number < w.generation
+    ]
+
+
+def stays(me):
+    """Reforms three times, alone; then goes on while another member comes, leaves, and comes again."""
+    w = enter(me, "1:2", last_call=0.0)
+    for _ in range(3):
+        w._gen.fail("a test", (w.rank,))
+        w.reform(LONG)
+    until(lambda: past(w) == [3], 10)  # they are released in the background
+    me.emit("reformed", generation=w.generation, kept=past(w))
+    entered = 0
+    while entered < 3:
+        w.barrier()
+        entered += w.advance()
+    until(lambda: past(w) == [3], 10)
+    me.emit("advanced", generation=w.generation, kept=past(w))
+
+
+def visits(me):
+    w = enter(me, "1:2")
+    w.leave()
+    while w.state is not mw.State.CLOSED:
+        w.barrier()
+        w.advance()
+    me.emit("left")
+
+
+def test_a_generation_that_is_over_is_not_kept_by_the_next_one(cast):
+    """The program's handle has the last one that broke."""
+    member = cast.start(stays, 0)
+    reformed = member.expect("reformed")
+    cast.start(visits, 1).expect("left")
+    cast.start(visits, 1)
+    advanced = member.expect("advanced")
+    assert (reformed.generation, reformed.kept) == (4, [3])
+    assert (advanced.generation, advanced.kept) == (7, [3])
