@@ -178,7 +178,15 @@ def join_planned(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
 
 async def join_planned_async(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
     """`join_planned`, awaitable, as `join_async`."""
-    return await _threaded(plan, lambda stopped: _join(plan, None, lambda: stopped() or cancelled(), stopped))
+
+    def run(stopped: Callable[[], bool]) -> World:
+        def given_up() -> bool:
+            return stopped() or cancelled()
+
+        # Also once it has come about: the loop may be held up, and cancel it later.
+        return _join(plan, None, given_up, given_up)
+
+    return await _threaded(plan, run)
 
 
 def rejoin(

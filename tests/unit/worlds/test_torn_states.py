@@ -174,6 +174,21 @@ def test_a_join_that_is_cancelled_while_its_state_is_brought_closes_its_world_at
     assert closed == ["w"] * mine, "another one of that name stays"
 
 
+def test_a_planned_join_that_has_come_about_is_withdrawn_as_soon_as_it_is_given_up(monkeypatch):
+    """Its loop may be held up, and cancel it later: what joins that name again waits for its end."""
+    given_up, said = [False], []
+
+    def joined(_plan, _world, cancelled, withdrawn):
+        said.append(withdrawn())
+        given_up[0] = True
+        said.extend([cancelled(), withdrawn()])
+        return SimpleNamespace(name="w")
+
+    monkeypatch.setattr(join, "_join", joined)
+    asyncio.run(join.join_planned_async(SimpleNamespace(name="w"), lambda: given_up[0]))
+    assert said == [False, True, True]
+
+
 @pytest.fixture
 def breaks(monkeypatch):
     """Runs a join whose time is over: each of its worlds breaks while a state is brought, then one does not.
