@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from multiworld import background_threads
 from multiworld._join import threaded
+from multiworld._join.join import no_thread
 from multiworld.joinall.joins import UNDO_BUDGET, JoinAllRequest, Joins
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ async def join_all_async(
         if not told:
             joins.undo(request)
 
-    result = threaded.start(run, "m8d-join-all", over)
+    try:
+        result = threaded.start(run, "m8d-join-all", over)
+    except RuntimeError as error:
+        raise no_thread("join_all", error) from error
     try:
         worlds = await asyncio.shield(result)
     except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from kits.meetkit import PATIENCE, until
 from multiworld._join.arguments import LAST_CALL, is_same_state
 from multiworld.errors import InvalidJoinError, JoinAbandonedError, MismatchError, UnknownWorldError
 from multiworld.events import State
-from multiworld.joinall import joins, one_world
+from multiworld.joinall import calls, joins, one_world
 from multiworld.joinall.launcher_client import AssignedWorld
 
 NAMES = ("x", "y", "z")
@@ -208,6 +209,16 @@ def test_a_join_that_gets_no_thread_fails_and_may_be_tried_again(here, monkeypat
     assert not here.joins._pending
     assert all(each.state is State.CLOSED for each in here.worlds.values())
     assert set(here.call()) == set(NAMES)
+
+
+def test_an_awaited_call_that_gets_no_thread_says_so(monkeypatch):
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(calls, "_mine", [joins.Joins(Launcher())])
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(JoinAbandonedError, match=r"could not be joined: can't start new thread"):
+        asyncio.run(calls.join_all_async("x"))
 
 
 @pytest.fixture
