@@ -121,19 +121,23 @@ def retiring() -> bool:
     return _here().retiring()
 
 
-_mine: list[Joins] = []  # of this process, from its first call on
+_mine: dict[str, Joins] = {}  # of this process, from its first call on
+_parents: list[Joins] = []  # kept: they have its connection
 
 
 def _here() -> Joins:
-    if not _mine:
-        _mine.append(Joins())
-        os.register_at_fork(after_in_child=_forked)
-    return _mine[-1]
+    found = _mine.get("")
+    # One step, in which first calls of several threads agree; a lock could be held as the process forks.
+    return _mine.setdefault("", Joins()) if found is None else found
 
 
 def _forked() -> None:
     """Begin anew in a forked child: the worlds are the parent's, and so is its connection."""
-    _mine.append(Joins())
+    _parents.extend(_mine.values())
+    _mine.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _gpu_here() -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from kits.meetkit import PATIENCE, until
+from kits.meetkit import PATIENCE, together, until
 
 from multiworld._join.arguments import LAST_CALL, is_same_state
 from multiworld.errors import InvalidJoinError, JoinAbandonedError, MismatchError, UnknownWorldError
@@ -215,10 +215,27 @@ def test_an_awaited_call_that_gets_no_thread_says_so(monkeypatch):
     def start(_thread):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(calls, "_mine", [joins.Joins(Launcher())])
+    monkeypatch.setattr(calls, "_mine", {"": joins.Joins(Launcher())})
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(JoinAbandonedError, match=r"could not be joined: can't start new thread"):
         asyncio.run(calls.join_all_async("x"))
+
+
+def test_first_calls_of_several_threads_share_their_joins(monkeypatch):
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    def made():
+        both.wait()  # the other thread has found none either
+        return joins.Joins(Launcher())
+
+    monkeypatch.setattr(calls, "_mine", {})
+    monkeypatch.setattr(calls, "_parents", [])
+    monkeypatch.setattr(calls, "Joins", made)
+    one, other = together(calls._here, calls._here)
+    assert one is other is calls._here()
+    calls._forked()
+    assert calls._parents == [one]
+    assert not calls._mine, "a forked child begins anew"
 
 
 @pytest.fixture
