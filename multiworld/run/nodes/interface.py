@@ -17,6 +17,7 @@ implementation watch the other nodes meanwhile; their events wait in `Nodes.poll
             Over:   end the agent; its workers have ended long since
         if all own workers were ended for it, because this launcher stood still: nodes.stood_still()
         if all own workers have ended with 0 (once): nodes.done()
+        if all own workers were retired, or there are some again: nodes.idle(yes=...)
     nodes.close()                   # or close(failed="rank 3 failed ...") when this node ends the whole run
 
 `multiworld.run.nodes.multi` implements it for runs of several nodes, `multiworld.run.nodes.single` for one
@@ -88,7 +89,7 @@ class Stop(NodeEvent):
 
 @dataclass(frozen=True)
 class Over(NodeEvent):
-    """The workers of every remaining node have ended with 0: the run is over.
+    """The workers of every remaining node have ended with 0, or were all retired: the run is over.
 
     Attributes:
         lost: ranks whose node was lost and whose slot stayed free; the run's exit code is 0 only if this is
@@ -163,6 +164,13 @@ class Nodes(Protocol):
 
     def done(self) -> None:
         """Tell the others that all workers of this node have ended with 0. Never blocks; once is enough."""
+
+    def idle(self, *, yes: bool) -> None:
+        """Tell whether all workers of this node were retired, and none has ended with 0. Never blocks.
+
+        Such a node keeps its seat until it leaves, and may start workers again; the run ends without them
+        once the workers of another node have ended with 0, and no other node has any that run.
+        """
 
     def stood_still(self) -> None:
         """Give the seat up, and request one anew: the workers were ended meanwhile. Never blocks."""

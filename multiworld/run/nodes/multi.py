@@ -27,6 +27,7 @@ from multiworld.run.nodes import rank_assignment, told_snapshot, votes
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agent_events import AgentEvents
 from multiworld.run.nodes.beginnings import SAID, Beginnings
+from multiworld.run.nodes.idle_nodes import IDLE, IdleNodes
 from multiworld.run.nodes.interface import NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
 from multiworld.run.nodes.loss_verdicts import CutOff, LossVerdicts
 from multiworld.run.nodes.meeting import Meeting
@@ -116,6 +117,7 @@ class MultiNode(Nodes):
         # After `settle` only the thread ``m8d-nodes`` changes these.
         self._standing = Standing(self._links.me)
         self._verdicts = LossVerdicts(spec.hang_timeout, self._told, outside=self._outside)
+        self._idle = IdleNodes(self._told)
         self._health = StoreHealth()
         self._round: StoreRound | None = None
         self._no_rendezvous = ""  # why there is none any more: "closed" or "gone"
@@ -150,6 +152,7 @@ class MultiNode(Nodes):
         store = "" if assignment is None else assignment.store
         membership, now = standing.membership, time.monotonic()
         seen = votes.says(membership, lambda nodes: self._verdicts.may_run(nodes, now))
+        seen[IDLE] = standing.idle
         return {"node": self._links.me, "store": store, "members": self._working.members(), **seen}
 
     def settle(self, info: RendezvousInfo) -> Assignment:
@@ -180,6 +183,10 @@ class MultiNode(Nodes):
     def done(self) -> None:
         """See `Nodes.done`."""
         self._inbox.put("done")
+
+    def idle(self, *, yes: bool) -> None:
+        """See `Nodes.idle`."""
+        self._inbox.put("idle" if yes else "not idle")
 
     def stood_still(self) -> None:
         """See `Nodes.stood_still`."""
@@ -243,8 +250,9 @@ class MultiNode(Nodes):
         elif item == "close":
             pass  # it ends the wait for an item
         elif item == "done":
-            self._standing.finished.add(self._links.me)
-            self._links.done()
+            self._done()
+        elif item in {"idle", "not idle"}:
+            self._standing.idle = item == "idle"
         elif item == "stood still":
             if self._standing.membership is not None:
                 self._give_up_slot("it stood still, and its workers were ended")
@@ -252,6 +260,10 @@ class MultiNode(Nodes):
             self._no_rendezvous = item
             if self._standing.membership is None:
                 self._end_without_slot()
+
+    def _done(self) -> None:
+        self._standing.finished.add(self._links.me)
+        self._links.done()
 
     def _end_without_slot(self) -> None:
         """End this node: it has no slot, and there is no rendezvous any more that could give it one."""
@@ -306,10 +318,19 @@ class MultiNode(Nodes):
         self._beginnings.begin()
 
     def _check_over(self, membership: Membership) -> None:
-        free = self._standing.over(membership, self._verdicts.losses.causes)
-        if not self._over and free is not None:
+        if self._over:
+            return
+        standing, lost = self._standing, self._verdicts.losses.causes
+        idle = self._idle.others(standing, membership, lost, time.monotonic())
+        free = standing.over(membership, lost, idle)
+        if free is not None:
             self._over = True
+            if standing.idle:
+                self._done()  # the others wait for it
             self._events.put(Over(self._news.missed(free)))
+        elif self._no_rendezvous and (stranded := standing.stranded(membership)):
+            self._over = True
+            self._events.put(Over(stranded))
 
     def _poll_store(self, round_: StoreRound) -> None:
         """Adopt a newer membership from the store; as the leader, admit nodes that applied."""

@@ -138,13 +138,22 @@ def cut_off(
     return in_sight < len(membership.nodes) or (in_sight == len(membership.nodes) and not answers)
 
 
-def over(membership: Membership, done: Collection[str], lost: Collection[str]) -> tuple[int, ...] | None:
-    """Tell whether the run is over: the workers of every held slot have ended with 0.
+def over(
+    membership: Membership, done: Collection[str], lost: Collection[str], idle: Collection[str] = ()
+) -> tuple[int, ...] | None:
+    """Tell whether the run is over: the workers of every held slot have ended with 0, or were retired.
+
+    Args:
+        membership: of the run.
+        done: ids of nodes whose workers have ended with 0.
+        lost: ids of nodes that were lost.
+        idle: ids of nodes whose workers were all retired; nothing has ended with them alone.
 
     Returns:
-        Ranks of the free slots; None while workers run, or a loss is not decided yet.
+        Ranks of the free slots; None while workers run, or may run again, or a loss is not decided yet.
     """
-    if any(slot.holder is not None and slot.holder not in done for slot in membership.slots):
+    held = {slot.holder for slot in membership.slots if slot.holder is not None}
+    if not held <= {*done, *idle} or (held and held.isdisjoint(done)):
         return None
     if any(node.id in lost and node.id not in done for node in membership.nodes):
         return None

@@ -75,6 +75,9 @@ class SingleNode:
         self._events.append(Over())
         self._theirs.send(b".")
 
+    def idle(self, *, yes: bool) -> None:
+        """Do nothing: a role has a worker at least, and there is no other node for it."""
+
     def stood_still(self) -> None:
         """Do nothing: no other node could have the seat."""
 

@@ -50,6 +50,7 @@ class Standing:
         assignment: its own; set after `membership`.
         master: see `Assignment`; for the next one.
         finished: ids of the nodes whose workers, as far as it knows, have ended with 0.
+        idle: whether all workers of its seat were retired: the seat is another node's once it leaves.
     """
 
     def __init__(self, me: str) -> None:
@@ -59,6 +60,7 @@ class Standing:
         self.assignment: Assignment | None = None
         self.master: tuple[str, int] | None = None
         self.finished: set[str] = set()
+        self.idle = False
 
     @property
     def done(self) -> bool:
@@ -79,9 +81,11 @@ class Standing:
             }
         self.finished.update(membership.done)
         assignment = self.assignment = rank_assignment.assignment(membership, self.me, self.master)
-        again = before is not None and before.slot != assignment.slot and self.done
-        if again:
+        moved = before is not None and before.slot != assignment.slot
+        again = moved and self.done
+        if moved:
             self.finished.discard(self.me)
+            self.idle = False
         known = {} if old is None else {each.id: (each.since, old.slot_of(each.id)) for each in old.nodes}
         return Adopted(
             old,
@@ -108,14 +112,29 @@ class Standing:
         if before is None or before.slot is None or self.done:
             return None
         self.assignment = before.without_slot()
+        self.idle = False
         return self.assignment
 
-    def over(self, membership: Membership, lost: Collection[str]) -> tuple[int, ...] | None:
+    def over(
+        self, membership: Membership, lost: Collection[str], idle: Collection[str] = ()
+    ) -> tuple[int, ...] | None:
         """Return the ranks of the free slots if the run is over for this node, else None.
 
         Args:
             membership: the present one.
             lost: ids of its nodes that this one has lost.
+            idle: ids of others whose workers were all retired. They matter to a node that is idle itself:
+                it is done then, and says so; a node that is done waits for that.
         """
-        free = rank_assignment.over(membership, self.finished, lost)
-        return free if membership.slot_of(self.me) is None or self.done else None
+        idle = {self.me, *idle} if self.idle else ()
+        free = rank_assignment.over(membership, self.finished, lost, idle)
+        return free if membership.slot_of(self.me) is None or self.done or self.idle else None
+
+    def stranded(self, membership: Membership) -> tuple[int, ...]:
+        """Return the ranks of the free slots if this node alone is left, and idle; else none.
+
+        Args:
+            membership: the present one.
+        """
+        alone = self.idle and {node.id for node in membership.nodes} == {self.me}
+        return rank_assignment.vacant(membership) if alone else ()

@@ -70,6 +70,12 @@ GROUP_HINT = (
 )
 """Hint after the first failure of a run in which no worker has reported a world."""
 
+IDLE_HINT = (
+    "all workers of this node were retired: it keeps its seat, and waits for m8d-run scale, or for the end of"
+    " the run"
+)
+"""Note of a launcher that has a seat and no workers."""
+
 # Torch 2.4 and 2.6 else close the rendezvous with the agent: no node could take the place of one that leaves.
 _of_shutdown = inspect.signature(LocalElasticAgent._shutdown).parameters  # noqa: SLF001  (it is overridden)
 _KEEPS_OPEN: dict[str, Any] = {"is_restart": True} if "is_restart" in _of_shutdown else {}
@@ -151,6 +157,7 @@ class WorkerAgent(LocalElasticAgent):
         self._events = NodeEvents(context.nodes)
         self._tick = 0.0
         self._done = False
+        self._idle: bool | None = False  # as the other nodes were told; None: not since this seat was taken
         self._said_group = False
         self._worlds = False
         self._failed = ""
@@ -442,8 +449,7 @@ class WorkerAgent(LocalElasticAgent):
         return first - time.monotonic()
 
     def _step(self) -> RunResult | None:
-        context, nodes = self._context, self._context.nodes
-        now = time.monotonic()
+        context, now = self._context, time.monotonic()
         result = None
         if now >= self._tick:
             self._tick = now + self._worker_group.spec.monitor_interval
@@ -466,10 +472,21 @@ class WorkerAgent(LocalElasticAgent):
             self._scaler.press()
         for process in over:  # the replacement comes first
             self._retire(process)
-        if self._crew.places and self._crew.over and not self._done and not self._scaler.draining:
+        if not self._scaler.draining:
+            self._tell_ended()
+        return result
+
+    def _tell_ended(self) -> None:
+        """Tell the other nodes that the workers have ended with 0, or were all retired, or are some again."""
+        nodes, idle = self._context.nodes, self._crew.idle
+        if self._crew.over and not self._done:
             self._done = True
             nodes.done()
-        return result
+        if idle != self._idle:
+            self._idle = idle
+            nodes.idle(yes=idle)
+            if idle:
+                self._note(logging.INFO, IDLE_HINT)
 
     def _obey(self) -> None:
         while not self._context.commands.empty():
@@ -529,7 +546,7 @@ class WorkerAgent(LocalElasticAgent):
         self._context.reaper.renew()
         self._take(assignment)
         self._crew.values.clear()
-        self._done = False
+        self._done, self._idle = False, None
         for local_rank, pid in self._start_workers(self._worker_group).items():
             worker = self._worker_group.workers[local_rank]
             worker.id = pid

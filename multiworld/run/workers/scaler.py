@@ -70,8 +70,18 @@ class Crew:
 
     @property
     def over(self) -> bool:
-        """Whether all have ended with 0, or were retired."""
-        return not self.processes and not self.due and self.wanted <= self.values.keys()
+        """Whether some have ended with 0, and all others, or were retired."""
+        return self._still and bool(self.wanted) and self.wanted <= self.values.keys()
+
+    @property
+    def idle(self) -> bool:
+        """Whether all were retired: none has ended with 0, and there may be some again."""
+        return self._still and not self.wanted
+
+    @property
+    def _still(self) -> bool:
+        """Whether none runs, or is to run, where there may be some."""
+        return bool(self.places) and not self.processes and not self.due
 
     def going_on(self) -> list[scaling.Worker]:
         """Those that were neither retired nor have ended."""

@@ -219,13 +219,13 @@ def test_workers_that_cannot_be_started_or_are_none_leave_the_others_as_they_are
         assert run.leftovers() == []
 
 
-def of_two(endpoint, host):
+def of_two(endpoint, host, conf=""):
     """Options of one of up to two nodes; the rendezvous is at the host.
 
     Its last call takes some seconds: a node that waits looks whether there is a new round once a second.
     """
     return ["--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--rdzv-id", "late", "--local-addr", "127.0.0.1",
-            "--rdzv-conf", f"is_host={host},last_call_timeout=4", "--node-hang-timeout", "30"]  # fmt: skip
+            "--rdzv-conf", f"is_host={host},last_call_timeout=4{conf}", "--node-hang-timeout", "30"]  # fmt: skip
 
 
 def test_workers_that_no_node_has_do_not_let_others_retire(tmp_path):
@@ -251,6 +251,45 @@ def test_workers_that_no_node_has_do_not_let_others_retire(tmp_path):
             second.say()
             assert [first.ended(), second.ended()] == [0, 0]
             assert first.leftovers() == second.leftovers() == []
+
+
+def test_a_node_whose_workers_were_all_retired_keeps_its_seat_until_it_leaves(tmp_path):
+    endpoint = f"127.0.0.1:{free_port()}"
+    (tmp_path / "worlds.toml").write_text('[roles]\ntrainer = "1:2"\n')
+    options = ["--worlds", str(tmp_path / "worlds.toml"), "--nproc-per-node", "1"]
+
+    def node(name):
+        (tmp_path / name).mkdir()
+        # One that comes is let in once torch has dropped one that has left.
+        of_node = of_two(endpoint, int(name == "first"), ",keep_alive_interval=2,keep_alive_max_attempt=5")
+        return launched(tmp_path / name, "tell('began')\nhold()\n", options=[*options, *of_node])
+
+    def kept(run):
+        """Whether its last worker may not be retired; one that may goes on as well."""
+        if commands.retire([str(run.pid), "0", "--drain", "600"]) == commands.REFUSED:
+            return True
+        assert commands.scale([str(run.pid), "--workers", "1"]) == 0
+        return False
+
+    with node("first") as first:
+        first.wait_told("began")
+        with node("second") as second:
+            second.wait_told("began", rank=1)
+            assert commands.retire([str(second.pid), "1", "--drain", "0"]) == 0
+            second.wait_line("worker=1 .*event=stopped")
+            assert commands.scale([str(second.pid), "--workers", "1"]) == 0
+            second.wait_told("began", 2, rank=1)
+            assert commands.scale([str(second.pid), "--workers", "0", "--drain", "0"]) == 0
+            second.wait_line("worker=1 .*event=stopped", count=2)
+            second.signal(signal.SIGTERM)
+            assert second.ended() == 128 + signal.SIGTERM
+        first.wait_for(lambda: kept(first), "seat 1 without a node: its ranks are not counted")
+        with node("third") as third:
+            third.wait_told("began", rank=1)
+            first.say()
+            third.say()
+            assert [first.ended(), third.ended()] == [0, 0]
+            assert first.leftovers() == third.leftovers() == []
 
 
 def test_a_node_that_comes_later_brings_newcomers(tmp_path):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from multiworld.run.events import EventBus
-from multiworld.run.nodes.interface import NodesSpec
+from multiworld.run.nodes.interface import NodesSpec, Over
 from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.slots import Membership, Node, Slot
 
@@ -37,3 +37,35 @@ def test_a_node_whose_seat_was_given_away_is_done_no_more(launcher, holder):
     assert launcher._standing.finished == {"x"}
     launcher._apply(membership(launcher, 3, holder))
     assert launcher._standing.finished == set()
+
+
+def told(launcher):
+    launcher._check_over(launcher._standing.membership)
+    return [each for each in launcher.poll() if isinstance(each, Over)]
+
+
+@pytest.mark.parametrize("rendezvous", ["", "gone"], ids=["others may come", "none can come"])
+def test_a_node_without_workers_that_is_left_alone(launcher, rendezvous):
+    launcher._apply(membership(launcher, 1, None))
+    launcher._no_rendezvous = rendezvous
+    assert told(launcher) == [], "its workers run"
+    launcher._take_in("idle")
+    assert told(launcher) == ([Over((1,))] if rendezvous else [])
+    assert told(launcher) == [], "once"
+    assert not launcher._standing.done
+
+
+def test_a_node_without_workers_is_done_once_the_others_are_and_says_so(launcher, monkeypatch):
+    said = []
+    monkeypatch.setattr(launcher._links, "done", lambda: said.append("done"))
+    launcher._apply(membership(launcher, 1, "x"))
+    launcher._take_in("idle")
+    assert launcher._says()["idle"]
+    assert (told(launcher), said) == ([], [])
+    launcher._take_in("not idle")
+    launcher._standing.finished.add("x")
+    assert not launcher._says()["idle"]
+    assert (told(launcher), said) == ([], []), "its workers run again"
+    launcher._take_in("idle")
+    assert (told(launcher), said) == ([Over()], ["done"])
+    assert launcher._standing.done

@@ -200,6 +200,38 @@ def test_the_end_of_a_node():
     assert not node.crew.over, "one drains"
     node.ends(1)
     assert node.crew.over
+    assert not node.crew.idle
+
+
+def test_a_node_whose_workers_were_all_retired_is_not_done_and_starts_some_again():
+    node, told = Node(), []
+    agent = SimpleNamespace(_crew=node.crew, _done=False, _idle=False, _note=lambda *_: told.append("note"))
+    nodes = SimpleNamespace(done=lambda: told.append("done"), idle=lambda *, yes: told.append(yes))
+    agent._context = SimpleNamespace(nodes=nodes)
+
+    def tells():
+        told.clear()
+        WorkerAgent._tell_ended(agent)
+        return told
+
+    del node.crew.places[2], node.crew.places[3]  # they are another node's
+    node.says(nodes=2, workers=0)
+    assert tells() == [], "they drain"
+    node.ends(0)
+    node.ends(1)
+    assert (node.crew.over, node.crew.idle) == (False, True)
+    assert tells() == [True, "note"]
+    assert tells() == []
+    node.says(nodes=2, workers=1)
+    assert tells() == [False]
+    del node.crew.processes[0]
+    node.crew.values[0] = None
+    assert tells() == ["done"]
+    assert tells() == []
+    agent._done, agent._idle = False, None  # another seat
+    node.crew.places = {}
+    node.crew.wanted = set()
+    assert tells() == [False], "a spare is not idle: it has no seat"
 
 
 def test_a_start_that_fails_is_answered_and_the_others_go_on():

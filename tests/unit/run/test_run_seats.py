@@ -231,6 +231,19 @@ def test_the_run_is_over_when_every_seat_is_done_or_free():
     assert rank_assignment.over(membership, {"a", "b", "c"}, {"c"}) == ()
 
 
+def test_nodes_without_workers_do_not_keep_the_run_going_and_their_seats_are_free_once_they_leave():
+    membership = formed("a", "b", "c")
+    assert rank_assignment.over(membership, {"a"}, (), {"c"}) is None
+    assert rank_assignment.over(membership, {"a"}, (), {"b", "c"}) == ()
+    assert rank_assignment.over(membership, {"a"}, {"b"}, {"b", "c"}) is None, "it is not judged yet"
+    assert rank_assignment.over(membership, (), (), {"a", "b", "c"}) is None, "they may start workers again"
+    left = rank_assignment.leave(membership, {"c"}, {"a"})
+    assert rank_assignment.vacant(left) == (2,)
+    assert holders(rank_assignment.admit(left, [node("d")])) == ["a", "b", "d"]
+    assert rank_assignment.over(rank_assignment.leave(membership, {"a", "c"}), (), (), {"b"}) is None
+    assert rank_assignment.over(rank_assignment.leave(membership, {"a"}, {"a"}), {"a"}, (), {"b", "c"}) == ()
+
+
 def test_a_spare_that_is_done_and_gone_had_the_free_seat():
     """Its table was on its way: the lost node's ranks have ended their work in its hands."""
     membership = formed("a", "b", "c", total=2)

@@ -114,3 +114,39 @@ def test_the_run_is_over_for_a_node_once_its_own_work_is_done():
     found.finished = {"b"}
     assert found.over(others, ()) == (1,), "it has no seat"
     assert found.over(replace(TWO, slots=(TWO.slots[0],)), ()) is None
+
+
+def test_the_run_is_over_for_a_node_without_workers_once_the_others_are_done_or_have_none():
+    found, three = standing(), formed("a", "b", "c")
+    found.idle = True
+    assert found.over(TWO, ()) is None
+    found.finished = {"b"}
+    assert found.over(TWO, ()) == ()
+    assert found.over(three, ()) is None
+    assert found.over(three, (), {"c"}) == ()
+    found.idle = False
+    assert found.over(three, (), {"c"}) is None
+    found.finished = {"a", "b"}
+    assert found.over(three, (), {"c"}) is None, "the other one tells when it is done with it"
+
+
+@pytest.mark.parametrize("loses", [True, False], ids=["lost", "another one"])
+def test_a_node_is_not_idle_in_another_seat(loses):
+    found = standing()
+    found.idle = True
+    found.adopt(replace(TWO, epoch=2))
+    assert found.idle, "it is the same"
+    if loses:
+        assert found.lose_seat() is not None
+    else:
+        slots = (replace(TWO.slots[0], holder="b"), replace(TWO.slots[1], holder="a"))
+        assert not found.adopt(replace(TWO, epoch=3, slots=slots)).again
+    assert not found.idle
+
+
+def test_a_node_that_is_left_alone_without_workers():
+    found, alone = standing(), rank_assignment.leave(TWO, {"b"})
+    assert found.stranded(alone) == ()
+    found.idle = True
+    assert found.stranded(TWO) == ()
+    assert found.stranded(alone) == (1,)
