@@ -63,8 +63,9 @@ def test_a_launcher_that_comes_when_the_run_is_over_says_so(monkeypatch, backend
         raise RendezvousClosedError
 
     monkeypatch.setattr(launcher, "_run_agent", agent)
-    config = SimpleNamespace(run_id="train", rdzv_backend=backend, nproc_per_node=1)
-    asked = SimpleNamespace(config=config)
+    config = SimpleNamespace(run_id="train", rdzv_backend=backend, nproc_per_node=1, max_nodes=2)
+    torch = SimpleNamespace(redirects="0", tee="0", local_ranks_filter="")
+    asked = launcher._Run(SimpleNamespace(torch=torch), config, "train.py", [], None, None, 1.0)
     end = launcher._run_to_end(asked, None)
     assert (end.code, end.reason) == (
         1,

@@ -17,7 +17,7 @@ from multiworld.turns import COLLECTIVE, Turns  # noqa: E402  (torch may be miss
 
 
 def blocking(step):
-    uninterrupted.run(Turns(), COLLECTIVE, lambda: True, step)
+    uninterrupted.run(Turns(), COLLECTIVE, lambda: True, step, cut=lambda _: None)
 
 
 def awaited(step):
