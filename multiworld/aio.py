@@ -316,8 +316,9 @@ class Aio:
         def whole() -> int:
             return here.recv_object_list(object_list, src, device, weights_only=weights_only)
 
+        over_lane = coming.over_lane(gen)  # or the world is over: no turn is taken then
         turn = self._turns.take(message(RECEIVE, src, 0, device))
-        if not coming.over_lane(gen):
+        if not over_lane:
             return int(await self._in_turn(turn, whole))  # a task would end with its loop
         try:
             sender = await self._recv_in_turn(gen, turn, coming.sizes, src)
