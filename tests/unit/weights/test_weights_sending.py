@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 import multiworld as mw  # noqa: E402  (torch may be missing)
 from multiworld.weights import publisher, shelf  # noqa: E402
 
+PATIENCE = 300.0  # seconds: a collection of all objects takes many where the processor is shared by ten
+
 
 @pytest.fixture
 def slow(monkeypatch):
@@ -24,7 +26,7 @@ def slow(monkeypatch):
     def summed(room):
         calls.append(room)
         began.set()
-        assert let.wait(30)
+        assert let.wait(PATIENCE)
         return f"digest of {room}"
 
     monkeypatch.setattr(shelf, "summed", summed)
@@ -45,7 +47,7 @@ def test_the_digests_are_computed_once_and_not_waited_for_longer_than_said(slow)
     assert it.head(0.01) is None
     assert it.head(0.01) is None
     slow.let.set()
-    head = it.head(30)
+    head = it.head(PATIENCE)
     assert (head.version, head.digests) == (3, ("digest of a", "digest of b"))
     assert it.head(0.0) == head
     assert slow.calls == ["a", "b"]
@@ -59,7 +61,7 @@ def test_an_error_of_the_digests_is_raised_to_all_that_wait(monkeypatch):
     it = version()
     for _ in range(2):
         with pytest.raises(MemoryError, match="no room"):
-            it.head(30)
+            it.head(PATIENCE)
 
 
 def test_digests_are_computed_when_a_thread_can_be_had_again(monkeypatch):
@@ -72,9 +74,9 @@ def test_digests_are_computed_when_a_thread_can_be_had_again(monkeypatch):
     it = version()
     monkeypatch.setattr(shelf.threading, "Thread", none)
     with pytest.raises(RuntimeError, match="new thread"):
-        it.head(30)
+        it.head(PATIENCE)
     monkeypatch.setattr(shelf.threading, "Thread", thread)
-    assert it.head(30).digests == ("digest of a", "digest of b")
+    assert it.head(PATIENCE).digests == ("digest of a", "digest of b")
 
 
 def test_the_trainer_has_one_version_more_than_it_keeps_only_while_it_copies():
@@ -126,18 +128,18 @@ def test_engines_that_load_for_long_hold_no_more_versions_than_are_kept(monkeypa
     monkeypatch.setattr(publisher.wire, "send", lambda _world, _what: None)
     monkeypatch.setattr(publisher.wire, "send_number", lambda world, number: sent.append((world.at, number)))
     monkeypatch.setattr(publisher.wire, "receive", lambda world: next(world.answers))
-    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=30.0), _shelf=kept)
+    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=PATIENCE), _shelf=kept)
 
     def answers(world, need):
         world.told.set()
         yield {"busy": True}
-        assert world.loaded.wait(30)
+        assert world.loaded.wait(PATIENCE)
         yield {"busy": True}
         yield {"need": need}
         yield {"got": world.at}
 
     def serve(world):
-        held = kept.take(world.at - 1, 30.0, lambda: False)
+        held = kept.take(world.at - 1, PATIENCE, lambda: False)
         try:
             world.whole = publisher.Publisher._send(mine, world, held)
         finally:
@@ -157,12 +159,12 @@ def test_engines_that_load_for_long_hold_no_more_versions_than_are_kept(monkeypa
             worlds.append(world)
             threads.append(threading.Thread(target=serve, args=(world,)))
             threads[-1].start()
-            assert world.told.wait(30)
+            assert world.told.wait(PATIENCE)
     finally:
         for world in worlds:
             world.loaded.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
     # The two oldest are sent whole, and the newest; of those in between one is gone, and the other was not needed.
     assert [world.whole for world in worlds] == [True, True, False, True, True]
     assert sorted(sent) == [(0, 0), (1, 0), (2, -1), (4, 0)]
@@ -190,7 +192,7 @@ def test_versions_whose_digests_take_long_are_let_go_when_they_are_cut(slow, mon
             made.append(shelf.Version("session", number, 100, [], [f"first of {number}", *rooms]))
             del rooms
             kept.put(made[-1])
-            held = kept.take(number - 1, 30.0, lambda: False)
+            held = kept.take(number - 1, PATIENCE, lambda: False)
             threads.append(threading.Thread(target=serve, args=(number, held)))
             threads[-1].start()
             for each, thread in zip(made, threads, strict=True):
@@ -202,7 +204,7 @@ def test_versions_whose_digests_take_long_are_let_go_when_they_are_cut(slow, mon
     finally:
         slow.let.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
     assert [each.number for each in made if each.cut.is_set()] == [2, 3, 4]
 
 
@@ -210,17 +212,17 @@ def test_versions_whose_digests_take_long_are_let_go_when_they_are_cut(slow, mon
 def test_no_more_digests_are_computed_of_a_version_that_no_engine_gets(slow, why):
     kept, it, ended = shelf.Shelf(3, lambda: False), version(), threading.Event()
     kept.put(it)
-    assert kept.take(-1, 30.0, lambda: False) is it
+    assert kept.take(-1, PATIENCE, lambda: False) is it
     assert it.head(0.01) is None
     it._summed.add_done_callback(lambda _: ended.set())
-    assert slow.began.wait(30)
+    assert slow.began.wait(PATIENCE)
     if why == "cut":
         it.cut.set()
     else:
         kept.done(it)
         kept.put(shelf.Version("session", 4, 100, [], ["c"]))
     slow.let.set()
-    assert ended.wait(30)
+    assert ended.wait(PATIENCE)
     assert it.head(0.0) is None
     assert slow.calls == ["a"]
 
@@ -261,10 +263,10 @@ def test_an_engine_is_served_again_after_an_error_of_any_kind(monkeypatch):
     thread = threading.Thread(target=mine._look)
     thread.start()
     try:
-        assert served.wait(30)
+        assert served.wait(PATIENCE)
     finally:
         mine._closed.set()
-        thread.join(30)
+        thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e10])
