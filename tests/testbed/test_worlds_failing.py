@@ -48,7 +48,9 @@ def test_an_operation_that_cannot_be_enqueued_breaks_its_world_only(launch, back
                 if rank == 1 and case["name"] in ONE_SIDED and seen["kind"] == "none":
                     continue  # what it sent was taken
                 assert seen["kind"] == "BrokenWorldException", (rank, case, seen)
-                assert seen["ms"] < 20_000, (rank, case, seen)
+                # In the first call of a functional collective torch loads 865 modules.
+                late = 60_000 if case["name"].startswith("functional") else 20_000
+                assert seen["ms"] < late, (rank, case, seen)
                 assert seen["cause"] == "failed", (rank, case, seen)
         assert {each.code for each in ranks.join().values()} == {0}
 
