@@ -255,10 +255,8 @@ class OneGeneration(ObjectCollectives):
 
     def post_objects(self, parts: list[bytes], dst: int, device: torch.device) -> list[WorldWork]:
         """Start to send the two messages of a list to rank `dst`, see `ComingList`."""
-        sizes, data = (
-            _sizes(parts, device),
-            _joined(parts, device),
-        )  # before anything is posted: it takes memory
+        # Both before anything is posted: they take memory.
+        sizes, data = _sizes(parts, device), _joined(parts, device)
         with self.steps("send_object_list") as steps:
             first = self.isend(sizes, dst)
             steps.begun = True

@@ -252,6 +252,8 @@ def _check_descriptors(run: _Run) -> None:
     """Raise `RunError` where there are too few to start the run; log it where its largest size needs more."""
     args, functions = run.options.torch, not isinstance(run.entrypoint, str)
     check_descriptors(run.config.nproc_per_node, args, functions=functions)
+    if run.most == run.config.nproc_per_node:
+        return
     try:
         check_descriptors(run.most, args, functions=functions)
     except RunError as error:
