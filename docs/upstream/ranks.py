@@ -35,6 +35,10 @@ PATIENCE = 90.0
 ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # CleanUpOnly
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+    # No flight recorder: before the watchdog does anything about an error it resolves the stack that was recorded, 2.4 s
+    # of processor time, which a busy machine makes longer than a heartbeat.
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
     # A killed peer is noticed where the transport is sockets; several ranks may share one GPU.
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",

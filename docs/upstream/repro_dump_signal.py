@@ -7,8 +7,10 @@ import time
 import torch.distributed as dist
 from ranks import Rank, Ranks, backend_of, judge
 
-ALIVE = 20.0
-"""Seconds after which a process that is still there is left alone: the monitor's time is two."""
+HEARTBEAT = 5
+"""Seconds of the monitor: a watchdog that is silent for longer sends no signal."""
+ALIVE = 30.0
+"""Seconds after which a process that is still there is left alone: the monitor ends it after one heartbeat."""
 
 
 def program(me: Rank) -> None:
@@ -26,7 +28,7 @@ def program(me: Rank) -> None:
 def look(backend: str) -> tuple[bool, str]:
     """Return whether the defect shows, and what was seen."""
     env = {
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "2",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(HEARTBEAT),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_COORD_CHECK_MILSEC": "200",
     }

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ranks import Rank, Ranks, backend_of, judge
 
 MONITOR = 10
-"""Seconds of the monitor. The clean-up takes 3 of them, 7 on a busy machine: the watchdog also writes its stack."""
+"""Seconds of the monitor: the clean-up must be over before."""
 ALIVE = 30.0
 """Seconds after which a process that is still there is left alone."""
 

@@ -8,7 +8,7 @@ import time
 import torch.distributed as dist
 from ranks import Rank, Ranks, backend_of, judge, with_faults
 
-ALIVE = 10.0
+ALIVE = 30.0
 """Seconds after which a process that is still there is left alone: the monitor's time is two."""
 
 

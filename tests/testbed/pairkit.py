@@ -9,7 +9,14 @@ import pytest
 # Seconds within which a caller is let go; a tenth of one in truth. What would hold it up lasts longer by far.
 PROMPT = 20.0
 FOR_EVER = 600.0  # seconds that a hang lasts unless its knob is changed
-QUIET = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100"}
+QUIET = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+    # Before the watchdog does anything about an error it resolves the stack that the flight recorder has: 2.4 s of
+    # processor time, which a busy machine makes longer than the heartbeats of these tests.
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
+}
 DUMPING = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 LEGACY = "ProcessGroupNCCL"
 
