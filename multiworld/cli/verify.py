@@ -60,7 +60,7 @@ def _verify_signature(found: VerifiedWheel, key: Path) -> None:
             rule="the signature lies beside the wheel",
             next_step="Take it from where the wheel came from, or sign the wheel: m8d sign",
         ) from exc
-    if verify(envelopes, key, where=str(beside)) != found.payload:
+    if not verify(envelopes, key, found.payload, where=str(beside)):
         raise ProvenanceError(
             f"{beside} signs another wheel than {found.path.name} with SHA-256 {found.sha256}",
             rule="name, SHA-256 and statement must be the signed ones",

@@ -49,12 +49,13 @@ def sign(payload: bytes, key: Path, passphrase: bytes | None = None) -> bytes:
     return (json.dumps(envelope.to_dict()) + "\n").encode()
 
 
-def verify(envelopes: bytes, key: Path, *, where: str) -> bytes:
-    """Return the payload of the envelope that a key has signed.
+def verify(envelopes: bytes, key: Path, payload: bytes, *, where: str) -> bool:
+    """Return whether a key has signed a payload, in one of the envelopes.
 
     Args:
         envelopes: a line of JSON for each.
         key: file with a public key, PEM.
+        payload: the statement.
         where: how errors name the file with the envelopes.
 
     Raises:
@@ -66,6 +67,7 @@ def verify(envelopes: bytes, key: Path, *, where: str) -> bytes:
         public = library.public_key(library.pem.load_pem_public_key(_read(key)))
     except (ValueError, TypeError, library.unsupported) as exc:
         raise _unusable(key, "public", exc) from exc
+    others = False
     for line in envelopes.splitlines():
         try:
             envelope = library.envelope.from_dict(json.loads(line))
@@ -80,8 +82,11 @@ def verify(envelopes: bytes, key: Path, *, where: str) -> bytes:
         except library.refused:
             continue
         if envelope.payload_type == PAYLOAD_TYPE:
-            payload: bytes = envelope.payload
-            return payload
+            if envelope.payload == payload:
+                return True
+            others = True
+    if others:
+        return False
     raise ProvenanceError(
         f"{where} has no signature that {key} verifies",
         rule="the wheel must be signed with the private key of this public key",

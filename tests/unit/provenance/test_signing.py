@@ -143,25 +143,34 @@ def test_a_payload_that_was_changed_has_no_signature(tmp_path):
     envelope = json.loads(sign(b"payload", private))
     envelope["payload"] = base64.b64encode(b"another").decode()
     with pytest.raises(ProvenanceError, match="no signature"):
-        verify(json.dumps(envelope).encode(), public, where="here")
+        verify(json.dumps(envelope).encode(), public, b"another", where="here")
     envelope = json.loads(sign(b"payload", private))
     envelope["payloadType"] = "text/plain"
     with pytest.raises(ProvenanceError, match="no signature"):
-        verify(json.dumps(envelope).encode(), public, where="here")
+        verify(json.dumps(envelope).encode(), public, b"payload", where="here")
 
 
 def test_one_of_several_signatures_is_enough(tmp_path):
     first, second = pair(tmp_path), pair(tmp_path, "p256")
     lines = sign(b"payload", first[0]) + sign(b"payload", second[0])
     for _, public in (first, second):
-        assert verify(lines, public, where="here") == b"payload"
+        assert verify(lines, public, b"payload", where="here")
+
+
+def test_a_key_may_have_signed_other_wheels_in_the_lines_before(tmp_path, capsys):
+    wheel = patched_wheel(tmp_path).path
+    private, public = pair(tmp_path)
+    run(capsys, "sign", wheel, "--key", private)
+    beside = wheel.with_name(wheel.name + SIGNATURE_SUFFIX)
+    beside.write_bytes(sign(b"of another wheel", private) + beside.read_bytes())
+    assert run(capsys, "verify", wheel, "--key", public)[0] == 0
 
 
 @pytest.mark.parametrize("data", [b"{}\n", b"x\n", b"[]\n", b'{"payload": 1}\n', b"\xff\n", NESTED])
 def test_what_is_no_envelope_is_refused(tmp_path, data):
     _, public = pair(tmp_path)
     with pytest.raises(ProvenanceError, match="here cannot be read"):
-        verify(data, public, where="here")
+        verify(data, public, b"payload", where="here")
 
 
 def test_what_is_no_key_is_refused(tmp_path):
