@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -100,13 +101,47 @@ class _Child:
     process: Any = None
     ended: float = 0.0  # when that was noticed, monotonic seconds
     done: bool = False
+    code_taken: bool = False
 
     @property
     def running(self) -> bool:
-        return self.process is not None and self.process.exitcode is None
+        return self.process is not None and self.exit_code is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs. One that was taken (`_code_is_taken`) is told by what the process wrote."""
+        if self.process.exitcode is None and self._code_is_taken():
+            self.code_taken = True
+            told = 0 if self.job.result_file.has_result() else 1
+            # Else multiprocessing holds it for running, and keeps its descriptors.
+            self.process._popen.returncode = told  # noqa: SLF001  (as said)
+        code: int | None = self.process.exitcode
+        return code
+
+    def _code_is_taken(self) -> bool:
+        """Whether the process has ended, and another part of this program was told its exit code.
+
+        The kernel tells it once, and a handler of SIGCHLD, or a thread, may wait for any child.
+        """
+        if not connection.wait([self.process.sentinel], 0):
+            return False
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return False
+        return self.process.exitcode is None  # asked last: another thread may have noted it
+
+    def must_be_known(self) -> None:
+        """Raise LaunchError where neither an exit code nor the process says how it ended."""
+        if self.code_taken and self.job.result_file.failure() is None:
+            raise LaunchError(
+                f"Rank {self.job.cfg.rank} (pid {self.process.pid}) has ended without a result, and its exit code was"
+                " taken by another part of this program",
+                rule="The kernel tells an exit code once, to the first that waits for the process",
+                next_step="Let handlers of SIGCHLD and os.wait() wait for their own processes only",
+            )
 
     def failure(self) -> FailedProcess:
-        cfg, told, code = self.job.cfg, self.job.result_file.failure(), self.process.exitcode
+        cfg, told, code = self.job.cfg, self.job.result_file.failure(), self.exit_code
         return FailedProcess(
             rank=cfg.rank or 0,
             local_rank=cfg.local_rank or 0,
@@ -175,10 +210,11 @@ class _Children:
             now = time.monotonic()
             failed = []
             for worker in waiting:
-                code = worker.process.exitcode
+                code = worker.exit_code
                 if code is not None:
                     worker.done, worker.ended = True, now
                     if code != 0:
+                        worker.must_be_known()
                         failed.append(worker)
             if failed:
                 failures = [worker.failure() for worker in failed]

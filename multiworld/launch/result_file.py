@@ -53,6 +53,10 @@ class ResultFile:
         """Whether the process reached its function."""
         return os.pread(self._fd, 1, 0) != b""
 
+    def has_result(self) -> bool:
+        """Whether the process wrote a result."""
+        return os.pread(self._fd, 1, 0) == _RESULT
+
     def result(self) -> Any:
         """Return the result; None where the process ended in good order without one (``sys.exit(0)``)."""
         kind, data = self._read()

@@ -311,6 +311,32 @@ def test_where_sigchld_is_ignored(tmp_path):
         threads.submit(launch_subprocesses, end_rank_1, two(), None, 0, str(tmp_path), 0).result(PATIENCE)
 
 
+@pytest.fixture
+def reaped():
+    """A handler of SIGCHLD waits for any child, as that of a container's first process does."""
+
+    def reap(*_):
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    before = signal.signal(signal.SIGCHLD, reap)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("reaped")
+def test_where_another_part_of_the_program_takes_the_exit_codes(tmp_path):
+    first, second = launch_subprocesses(look, two("spawn"), remember, 0, 5, b="x")
+    assert [first["cfg"].rank, second["cfg"].rank] == [0, 1]
+    for each in ("raise", "exit"):
+        (tmp_path / each).mkdir()
+    with pytest.raises(ProcessRaisedError, match="boom"):
+        launch_subprocesses(raise_in_rank_1, two("spawn", grace=0.5), None, 0, str(tmp_path / "raise"))
+    with pytest.raises(LaunchError, match=r"Rank 1 .* exit code was taken"):
+        launch_subprocesses(end_rank_1, two("spawn", grace=0.5), None, 0, str(tmp_path / "exit"), 3)
+
+
 def test_sys_exit_0_is_a_good_end_without_a_result(tmp_path):
     assert launch_subprocesses(end_rank_1, two(), None, 0, str(tmp_path), 0) == ["fine", None]
 
