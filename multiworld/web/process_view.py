@@ -45,7 +45,7 @@ class EventTrack:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may join or close a world in the middle
         self._count = 0
         self._events: deque[dict[str, Any]] = deque(maxlen=LAST)
         self._faults = FaultTimeline()

@@ -30,6 +30,9 @@ _TIMEOUT = 2.0
 _ASKING = 2.0
 """Seconds, longer than the launcher waits for its workers."""
 
+_MOST_ASKED = 3
+"""Workers that are asked for a world's pending operations, one after the other."""
+
 _SCRAPED = 4.0
 """Seconds for what a scrape asks: twice as long as the launcher waits for its workers, and something more."""
 
@@ -230,25 +233,42 @@ class LaunchedRun:
         return _Asked(self._clock(), workers, [each for each in others if complete(each)])
 
     def pending(self, world: str) -> list[dict[str, Any]]:
-        """Ask one of its members of this node."""
+        """Ask a worker of this node that is in the world, and another one where the first does not answer.
+
+        One that waits longest is asked first. A worker that joins the world, or has it broken, knows nothing.
+        """
         self.view()
         with self._lock:
-            statuses = {each["rank"]: each["status"] for each in self._asked.workers}
-        for rank, status in sorted(statuses.items()):
-            if any(each["name"] == world for each in status["worlds"]):
-                told = waits_in(look(self._path, {str(rank): [world]}, _ASKING, {}) or [])
-                return list(told[world]["pending"]) if world in told else []
-        raise _unknown(world)
+            found = [
+                (-each.get("waits", 0.0), worker["rank"], each["state"])
+                for worker in self._asked.workers
+                for each in worker["status"]["worlds"]
+                if each["name"] == world
+            ]
+        if not found:
+            raise _unknown(world)
+        for _, rank, _ in sorted(each for each in found if each[2] == "active")[:_MOST_ASKED]:
+            told = waits_in(look(self._path, {str(rank): [world]}, _ASKING, {}) or [])
+            if world in told:
+                return list(told[world]["pending"])
+        return []
 
     def log(self, process: str, stream: str, most: int) -> bytes:
         """Return the end of a worker's log file."""
-        if self._snapshot is None:
-            self.view()
+        path = self._log_path(process, stream)
+        if path is None:
+            self.view()  # it may have been started after the last look
+            path = self._log_path(process, stream)
+        if path is None:
+            raise FileNotFoundError(f"{process} has no log {stream!r}")
+        return tail(path, most)
+
+    def _log_path(self, process: str, stream: str) -> Path | None:
         snapshot = self._snapshot or {"workers": (), "node": ""}
         for each in snapshot["workers"]:
             if f"{snapshot['node']}/{each['pid']}" == process and stream in each.get("logs", {}):
-                return tail(Path(each["logs"][stream]), most)
-        raise FileNotFoundError(f"{process} has no log {stream!r}")
+                return Path(each["logs"][stream])
+        return None
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the run's numbers.

@@ -12,12 +12,13 @@ from kits.runstatekit import AT, begun
 from unit.web.test_views import WAITS, hub, members, snapshot
 
 from multiworld.errors import UnknownWorldError
-from multiworld.events import Breakage, Cause, WorldBroken, WorldJoining, bus
+from multiworld.events import Breakage, Cause, WorldActive, WorldBroken, WorldJoining, bus
 from multiworld.run import events
 from multiworld.run.control import pending
 from multiworld.run.control.client import LauncherSilentError
 from multiworld.run.view.state import RunState
 from multiworld.web import sources
+from multiworld.web.process_view import EventTrack
 from multiworld.web.sources import LaunchedRun, RunOverError, tail
 
 PATIENCE = 60.0
@@ -110,6 +111,32 @@ def test_who_waits_is_asked_of_the_worlds_in_which_something_does(run, launcher)
     assert run.pending("w0") == []
     with pytest.raises(UnknownWorldError, match="'none' is not known here"):
         run.pending("none")
+
+
+def test_pending_is_asked_of_a_worker_that_is_in_the_world(run, launcher, monkeypatch):
+    """One that was started anew waits to be let in, and one that stands still does not answer."""
+    status = hub()
+    apart = {**status, "worlds": [{**each, "state": "joining"} for each in status["worlds"]]}
+    waiting = {**status, "worlds": [{**each, "waits": 3.0} for each in status["worlds"]]}
+    rows = [(0, apart), (1, status), (2, waiting), (3, status)]
+    launcher.told = [{"rank": rank, "attempt": 0, "status": each, "waits": {}} for rank, each in rows]
+    run.view()
+    until(run, lambda _: len(run._asked.workers) == 4)
+    answers = {"1": {"w1": WAITS}}
+    launcher.looked.clear()
+    monkeypatch.setattr(run, "view", dict)
+
+    def look(path, worlds, timeout, members):
+        (rank,) = worlds
+        launcher.looked.append(rank)
+        return [{"rank": int(rank), "attempt": 0, "status": status, "waits": answers.get(rank, {})}]
+
+    monkeypatch.setattr(sources, "look", look)
+    assert run.pending("w1") == WAITS["pending"]
+    assert launcher.looked == ["2", "1"]
+    answers.clear()
+    assert run.pending("w1") == []
+    assert launcher.looked == ["2", "1", "2", "1", "3"]
 
 
 def test_a_launcher_that_ends_or_hangs_leaves_the_last_view_with_a_note(run, launcher):
@@ -268,6 +295,14 @@ def test_logs_are_those_of_the_snapshot(run, launcher, tmp_path):
             run.log(process, stream, 100)
 
 
+def test_the_log_of_a_worker_that_was_started_again(run, launcher, tmp_path):
+    run.view()
+    (tmp_path / "new").write_bytes(b"new\n")
+    worker = {**launcher.snapshot["workers"][1], "pid": 5001, "logs": {"stdout": str(tmp_path / "new")}}
+    launcher.snapshot = {**launcher.snapshot, "workers": [launcher.snapshot["workers"][0], worker]}
+    assert run.log("alpha/5001", "stdout", 100) == b"new\n"
+
+
 def test_the_end_of_a_file(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(1000)))
@@ -367,3 +402,20 @@ def test_a_process_tells_events_by_the_hosts_present_clock(monkeypatch):
         source.close()
     assert [each["at"] for each in found["events"]] == [1005.0, 4606.0]
     assert [each["at"] for each in found["faults"]] == [4606.0]
+
+
+def test_a_process_hears_an_event_in_the_middle_of_another():
+    """A signal's handler may join a world while its thread tells of another one."""
+    track = EventTrack(lambda: 0.0)
+    active = track._faults.active
+
+    def interrupted(*args, **more):
+        track.apply(WorldJoining("b", 0, 0, 6.0))
+        return active(*args, **more)
+
+    track._faults.active = interrupted
+    thread = threading.Thread(target=track.apply, args=(WorldActive("a", 1, 0, 5.0, 2),), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert [each["world"] for each in track.told()[0]] == ["a", "b"]
