@@ -480,6 +480,16 @@ def test_reconnects_when_the_server_is_back(site):
     expect(page.locator("#rows .row")).to_have_count(3)
 
 
+def test_a_server_that_was_started_anew_has_its_own_events(site):
+    page = site(fleet(events=[event(1, "old 1"), event(2, "old 2")]), expected=["ERR_"])
+    expect(page.locator("#event-list")).to_contain_text("old 2")
+    page.server.stop()
+    page.server.source = fleet(events=[event(1, "new 1")])
+    page.server.start()
+    expect(page.locator("#event-list")).to_contain_text("new 1")
+    expect(page.locator("#event-list li")).to_have_count(1)
+
+
 def test_a_server_that_refuses_is_told(site):
     page = site(fleet(), "?token=secret", token="secret", expected=["ERR_", "401"])  # noqa: S106
     expect(page.locator("#rows .row")).to_have_count(4)

@@ -32,7 +32,7 @@ export function drawEvents(model) {
   keyed(
     box,
     model.events,
-    (event) => event.id,
+    (event) => `${event.id} ${event.at}`, // a server that was started anew counts from 1 again
     makeEvent,
     () => {},
   );
