@@ -64,20 +64,29 @@ class Page:
         self.url = f"{'https' if ca else 'http'}://{name}:{self.port}/"
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="m8d-web", daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + _STARTING
-        while not server.started and self._thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(_LOOK)
-        if not server.started:
+        try:
+            self._start()
+        except BaseException:  # Ctrl-C, too
             self.close()
+            raise
+        _know_forks()
+        _pages.add(self)
+        registry.close_at_end(self)
+
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the process gets no other thread
+            self._error = error
+        deadline = time.monotonic() + _STARTING
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+        if not self._server.started:
             raise MultiworldError(
                 f"the page at {self.url} was not served: {self._error or 'it did not start in time'}",
                 rule=f"It starts within {_STARTING:g} s",
                 next_step="See the log of uvicorn.error",
             )
-        _know_forks()
-        _pages.add(self)
-        registry.close_at_end(self)
 
     def __repr__(self) -> str:
         return f"<Page {self.url}>"
@@ -96,7 +105,7 @@ class Page:
         """Stop serving, within `timeout` seconds; return whether it is over. Idempotent."""
         self._server.should_exit = True
         self._server.config.app.state.feed.close()
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -14,16 +14,18 @@ import sys
 import threading
 import time
 import traceback
+import unittest.mock
 import warnings
 from pathlib import Path
 
 import pytest
+import uvicorn
 from unit.web.webkit import FakeSource, ask, read_slowly, view
 
 from multiworld.errors import MultiworldError
 from multiworld.metrics.health import Health
 from multiworld.run.control.client import LauncherSilentError
-from multiworld.web import connections, feed, openapi
+from multiworld.web import connections, feed, openapi, server
 from multiworld.web.server import serve
 from multiworld.web.sources import RunOverError
 
@@ -500,6 +502,26 @@ def test_closing_ends_the_streams(source):
 def test_addresses_that_are_none(source, address):
     with pytest.raises(MultiworldError, match="HOST:PORT"):
         serve(source, address)
+
+
+def served():
+    return [each for each in threading.enumerate() if each.name == "m8d-web"]
+
+
+def test_an_interrupt_while_it_starts_leaves_nothing(source, monkeypatch):
+    before = served()
+    monkeypatch.setattr(server.time, "sleep", unittest.mock.Mock(side_effect=KeyboardInterrupt))
+    with monkeypatch.context() as slow, pytest.raises(KeyboardInterrupt):
+        slow.setattr(uvicorn.Server, "started", property(lambda _: False, lambda *_: None), raising=False)
+        serve(source)
+    assert served() == before
+
+
+def test_a_process_without_a_thread_for_it_is_told(source, monkeypatch):
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", unittest.mock.Mock(side_effect=RuntimeError("no thread")))
+        with pytest.raises(MultiworldError, match="was not served: no thread"):
+            serve(source)
 
 
 def test_an_address_that_is_taken(source, page):
