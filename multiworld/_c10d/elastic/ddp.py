@@ -228,10 +228,11 @@ def _following(original: Any) -> Any:
         group = model.process_group
         if isinstance(group, ElasticGroup):
             _require_supported(model)
-            model.process_group = group.generation().pg
+            generation = group.generation()  # once: another thread may enter the next one
+            model.process_group = generation.pg
             # Nothing was noted with `init_sync=False`.
             buffers = _buffers_too.pop(model.module, model.broadcast_buffers)
-            model.forward = Follower(model, group, buffers=buffers)
+            model.forward = Follower(model, group, bound=generation.number, buffers=buffers)
         _require_connections(model)
         original(model, *args, **kwargs)
 

@@ -47,17 +47,18 @@ class Follower:
     Args:
         model: that it is of.
         group: that the model was made with.
+        bound: the generation whose group the model has.
         buffers: whether all members get rank 0's buffers, and not its parameters alone.
 
     Attributes:
         state: of the generation that its last forward pass was in.
     """
 
-    def __init__(self, model: Any, group: ElasticGroup, *, buffers: bool) -> None:
+    def __init__(self, model: Any, group: ElasticGroup, *, bound: int, buffers: bool) -> None:
         self.state: WorldState | None = None
         self._model = weakref.ref(model)
         self._group, self._buffers = group, buffers
-        self._bound = group.generation().number
+        self._bound = bound
         self._alike = 0  # the generation whose members all have rank 0's parameters
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:

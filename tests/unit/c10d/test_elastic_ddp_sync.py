@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from multiworld._c10d.elastic import ddp_follower  # noqa: E402  (torch may be missing)
+from multiworld._c10d.elastic import ddp, ddp_follower  # noqa: E402  (torch may be missing)
+from multiworld._c10d.elastic.group import ElasticGroup  # noqa: E402
 from multiworld._c10d.routing.selection import selected  # noqa: E402
 from multiworld.errors import WorldClosedError  # noqa: E402
 
@@ -62,9 +63,8 @@ def follow(net, traffic=None):
     model.module = net
     c10d = types.SimpleNamespace(traffic=traffic)
     generation = types.SimpleNamespace(number=1, rank=1, pg=None, c10d=c10d)
-    ddp_follower.Follower(model, types.SimpleNamespace(generation=lambda: generation), buffers=True)._follow(
-        model, generation
-    )
+    group = types.SimpleNamespace(generation=lambda: generation)
+    ddp_follower.Follower(model, group, bound=1, buffers=True)._follow(model, generation)
 
 
 def test_a_member_has_all_of_its_own_parameters_or_all_of_rank_0s(sending):
@@ -115,7 +115,7 @@ def test_a_block_of_an_older_generation_raises_that_ones_error():
     generation = types.SimpleNamespace(number=2, rank=0, world="w", pg=None, c10d=present)
     model = Counted()
     follower = ddp_follower.Follower(
-        model, types.SimpleNamespace(generation=lambda: generation), buffers=True
+        model, types.SimpleNamespace(generation=lambda: generation), bound=2, buffers=True
     )
     follower._alike = 2
     closed = types.SimpleNamespace(name="w", generation=1, default_pg=None)
@@ -129,3 +129,17 @@ def test_a_block_of_an_older_generation_raises_that_ones_error():
         with selected(state):
             follower()
     assert model.passes == 2
+
+
+def test_a_model_is_bound_to_the_generation_whose_group_it_got(monkeypatch):
+    """Another thread may enter the next generation in the middle."""
+    generations = iter([types.SimpleNamespace(number=number, pg=f"group {number}") for number in (1, 2)])
+    group = ElasticGroup.__new__(ElasticGroup)
+    monkeypatch.setattr(group, "generation", lambda: next(generations), raising=False)
+    for name in ("_require_supported", "_require_connections"):
+        monkeypatch.setattr(ddp, name, lambda _: None)
+    module = torch.nn.Linear(1, 1)
+    model = Model()
+    model.module, model.process_group, model.broadcast_buffers = module, group, True
+    ddp._following(lambda _: None)(model)
+    assert (model.process_group, model.forward._bound) == ("group 1", 1)
