@@ -148,18 +148,19 @@ def message(data: bytes) -> dict[str, Any]:
     return found
 
 
-def superseded(newest: int, sending: Mapping[int, int], most: int) -> list[int]:
+def superseded(newest: int, sent: Collection[int], waiting: Collection[int], most: int) -> list[int]:
     """Return the versions whose transfers are cut, so that at most `most` versions are in memory.
 
     The oldest transfers go on: an engine that is slower than the trainer gets whole versions, though not
-    each.
+    each. A version of which no byte is under way costs no engine anything: it is cut before all of those.
 
     Args:
         newest: the version that was published last.
-        sending: for each version that is being sent, the number of engines that get it.
+        sent: versions that an engine is getting.
+        waiting: others, that engines were told of and have not asked for: they are loading another one.
         most: 2 or more.
     """
-    older = sorted(each for each, engines in sending.items() if engines and each != newest)
+    older = [*sorted({*sent} - {newest}), *sorted({*waiting} - {newest, *sent})]
     return older[max(1, most - 1) :]
 
 

@@ -134,8 +134,8 @@ class _Child:
         """Raise LaunchError where neither an exit code nor the process says how it ended."""
         if self.code_taken and self.job.result_file.failure() is None:
             raise LaunchError(
-                f"Rank {self.job.cfg.rank} (pid {self.process.pid}) has ended without a result, and its exit code was"
-                " taken by another part of this program",
+                f"Rank {self.job.cfg.rank} (pid {self.process.pid}) has ended without a result, and its exit"
+                " code was taken by another part of this program",
                 rule="The kernel tells an exit code once, to the first that waits for the process",
                 next_step="Let handlers of SIGCHLD and os.wait() wait for their own processes only",
             )

@@ -11,7 +11,7 @@ from multiworld.errors import InvalidJoinError
 if TYPE_CHECKING:
     import threading
 
-__all__ = ["begin"]
+__all__ = ["begin", "is_forked", "require_own"]
 
 
 class End(Protocol):
@@ -45,6 +45,20 @@ def begin(end: End) -> None:
                 rule="A process is the trainer of some weights or an engine, and not both",
                 next_step="Run the engine in another process, or close the other one first",
             )
+
+
+def is_forked(end: End) -> bool:
+    """Whether this is a forked child of the process in which the end began: it has none of its threads."""
+    return _begun.get(end, os.getpid()) != os.getpid()
+
+
+def require_own(end: End) -> None:
+    """Raise ValueError in a forked child of the process in which the end began."""
+    if is_forked(end):
+        raise ValueError(
+            f"{type(end).__name__} {end.name!r} was made in process {_begun[end]}, of which this one was"
+            " forked: its threads are there. Make another one in this process."
+        )
 
 
 def _other_half(end: End, other: End) -> bool:

@@ -159,12 +159,14 @@ class Publisher:
                 a larger version, which is always taken; rank 0 refuses the same one if it has published it.
 
         Raises:
-            ValueError: it is not, or this is closed: all ranks have taken part then.
+            ValueError: it is not, or this is closed: all ranks have taken part then. Or this was made in the
+                process of which this one was forked.
             TypeError: it is no integer, as 1.5.
             StateError: a weight is no tensor, or none that is dense (a sparse or quantized one).
             BrokenWorldException: a rank that trains was lost while the shards were put together. Where rank 0
                 raises it, nothing was published.
         """
+        one_end.require_own(self)
         version = operator.index(version)  # also numpy's, of which an engine could be told nothing
         # Rank 0 alone knows whether it failed last time, or was closed by a newer publisher. So the others
         # take part in both, and it does, too.
@@ -196,7 +198,11 @@ class Publisher:
 
         Returns:
             How many have it, which may be fewer: an engine that has left does not count any more.
+
+        Raises:
+            ValueError: this was made in the process of which this one was forked.
         """
+        one_end.require_own(self)
 
         def having() -> int:
             return sum(each >= self._shelf.last for each in self._has.values())
@@ -216,6 +222,8 @@ class Publisher:
             Whether all has ended; False when the time ran out (the rest goes on in the background).
         """
         deadline = time.monotonic() + min(timeout, settings.MAX_TIMEOUT)
+        if one_end.is_forked(self):  # a thread of the parent's may have had the lock
+            return True
         self._closed.set()
         with self._shelf.changed:
             worlds = list(self._worlds.values())

@@ -114,8 +114,8 @@ class Shelf:
             before, self.newest, self.last = self.newest, version, version.number
             if before is not None and before.number not in self._sending:
                 self._release(before)
-            sending = {number: each.holds + each.waits for number, each in self._sending.items()}
-            for number in superseded(version.number, sending, self._most):
+            sent = [number for number, each in self._sending.items() if each.holds]
+            for number in superseded(version.number, sent, self._sending, self._most):
                 cut = self._sending[number]
                 cut.cut.set()
                 self._free(cut)

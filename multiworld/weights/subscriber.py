@@ -112,14 +112,19 @@ class Subscriber:
 
     @property
     def ready(self) -> bool:
-        """Whether the model has the newest version that the trainer has told of, whole."""
+        """Whether the model has the newest version that the trainer has told of, whole.
+
+        False in a forked child, which hears of none.
+        """
+        if one_end.is_forked(self):
+            return False
         with self._changed:
             return self._ready()
 
     @property
     def connected(self) -> bool:
         """Whether the trainer is there. Without it an engine that is ready stays so."""
-        return self._world is not None
+        return self._world is not None and not one_end.is_forked(self)
 
     def _ready(self) -> bool:
         return self._loaded is not None and self._loaded == (self._session, self.told)
@@ -138,8 +143,9 @@ class Subscriber:
             TimeoutError: it did not come whole in time. The model has what it had.
             StateError: it does not fit the model, which has what it had.
             Exception: what a `target` function raises. The next call gives it the version again.
-            ValueError: this is closed.
+            ValueError: this is closed, or was made in the process of which this one was forked.
         """
+        one_end.require_own(self)
         seconds = self._plan.timeout if timeout is None else durations.seconds(timeout)
         if seconds is None:
             raise TypeError(f"timeout={timeout!r}: it is a number of seconds, a timedelta, or None")
@@ -198,6 +204,8 @@ class Subscriber:
             Whether all has ended; False when the time ran out (the rest goes on in the background).
         """
         deadline = time.monotonic() + min(timeout, settings.MAX_TIMEOUT)
+        if one_end.is_forked(self):  # a thread of the parent's may have had the lock
+            return True
         self._closed.set()
         with self._changed:
             world = self._world

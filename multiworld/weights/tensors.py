@@ -210,11 +210,19 @@ def load(target: Target, head: Head, rooms: Sequence[Tensor]) -> None:
     Raises:
         StateError: names, dtypes or shapes differ, a tensor of the model cannot be filled, or two share
             memory and the trainer's differ.
+        RuntimeError: the function did not take all weights.
     """
     placed = sizes(head)
     if not isinstance(target, (torch.nn.Module, Mapping)):
+        weights = _assembled(head, placed, rooms)
         with torch.no_grad():
-            target(_assembled(head, placed, rooms))
+            target(weights)
+        left = next(weights, None)
+        if left is not None:
+            raise RuntimeError(
+                f"the target function returned before it took weight {left[0]!r}: the model may have weights"
+                " of two versions. It must take each pair; an `async def` or a generator function takes none."
+            )
         return
     into = dict(named(target))
     _require_same(head, into)

@@ -93,21 +93,22 @@ def test_what_is_no_message_is_refused(data):
         message(data)
 
 
-@given(st.dictionaries(st.integers(0, 20), st.integers(0, 3), max_size=8), st.integers(2, 5))
-def test_few_versions_are_kept_and_the_oldest_transfer_goes_on(sending, most):
+@given(st.sets(st.integers(0, 20), max_size=6), st.sets(st.integers(0, 20), max_size=6), st.integers(2, 5))
+def test_few_versions_are_kept_and_the_oldest_transfer_goes_on(sent, waiting, most):
     newest = 21
-    cut = superseded(newest, sending, most)
-    sent = [number for number, engines in sending.items() if engines]
-    kept = set(sent) - set(cut)
+    cut = superseded(newest, sent, waiting, most)
+    kept = (sent | waiting) - set(cut)
     assert len(kept) + 1 <= most
-    assert set(cut) <= set(sent)
+    assert set(cut) <= sent | waiting
     assert not sent or min(sent) in kept, "else an engine that is slow never gets one"
+    assert not kept - sent or sent <= kept, "engines that only wait cost another one its version"
 
 
 def test_the_newest_version_is_not_cut():
-    assert superseded(3, {3: 2, 2: 1, 1: 1, 0: 1}, 2) == [1, 2]
-    assert superseded(3, {3: 2, 2: 1, 1: 1, 0: 1}, 3) == [2]
-    assert superseded(3, {3: 2, 2: 0, 1: 0, 0: 0}, 2) == []
+    assert superseded(3, [3, 2, 1, 0], [], 2) == [1, 2]
+    assert superseded(3, [3, 2, 1, 0], [3], 3) == [2]
+    assert superseded(3, [2], [3, 2, 1, 0], 3) == [1]
+    assert superseded(3, [3], [3], 2) == []
 
 
 def test_an_engine_is_served_by_one_thread():

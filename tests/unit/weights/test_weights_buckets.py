@@ -315,3 +315,19 @@ def test_names_in_another_order_are_filled_and_have_another_digest():
     told = tensors.whole(head.entries, head.digests)
     assert tensors.digest({name: other[name] for name in it}) == told
     assert tensors.digest(other) != told
+
+
+async def never_awaited(_weights):
+    """As an asynchronous engine's `load_weights`."""
+
+
+def never_begun(weights):
+    yield from weights
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize(("target", "left"), [(never_awaited, "a"), (never_begun, "a"), (next, "b")])
+def test_a_function_that_does_not_take_all_weights_has_not_loaded_them(target, left):
+    head, rooms = filled({"a": torch.ones(3), "b": torch.ones(2)})
+    with pytest.raises(RuntimeError, match=f"before it took weight '{left}'"):
+        tensors.load(target, head, rooms)

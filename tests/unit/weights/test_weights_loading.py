@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import select
+import signal
 import threading
 import time
+import warnings
 import weakref
 from types import SimpleNamespace
 
@@ -159,3 +164,54 @@ def test_a_trainer_waits_for_an_engine_that_is_busy(monkeypatch):
     shelf = SimpleNamespace(waiting=lambda _version: contextlib.nullcontext())
     mine = SimpleNamespace(_plan=SimpleNamespace(timeout=1.0), _shelf=shelf)
     assert publisher.Publisher._send(mine, object(), version)
+
+
+def in_a_child(function):
+    """What a function returns in a forked child."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a process that has threads
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, json.dumps(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        ready, _, _ = select.select([pipe], [], [], WITHIN)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return json.loads(pipe.read() or "null")
+
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except ValueError as error:
+        return "of which this one was forked" in str(error)
+    return False
+
+
+def test_a_forked_child_has_a_subscriber_of_its_parents_only(engine):
+    """It hears of no version, and a thread of the parent's may have had the lock."""
+    assert engine.update() == 1
+    assert engine.ready
+    engine._world = object()
+    with engine._changed:
+        told = in_a_child(lambda: [engine.ready, engine.connected, refused(engine.update), engine.close()])
+    engine._world = None
+    assert told == [False, False, True, True]
+    assert engine.ready
+
+
+def test_a_forked_child_has_a_publisher_of_its_parents_only(tmp_path):
+    mine = publisher.Publisher("w", {}, f"file://{tmp_path}/store")
+    try:
+        with mine._shelf.changed:
+            told = in_a_child(lambda: [refused(mine.publish, 0), refused(mine.wait), mine.close()])
+    finally:
+        assert mine.close()
+    assert told == [True, True, True]
+    assert mine.version is None
