@@ -6,9 +6,11 @@ import contextlib
 import importlib.metadata
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -19,11 +21,13 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 
-__all__ = ["etcd_handler", "later_rendezvous", "static_master", "torch_handler"]
+__all__ = ["etcd_handler", "first_rendezvous", "later_rendezvous", "static_master", "torch_handler"]
 
 _PATIENCE = 60
 """Seconds for which etcd is asked again where it does not answer: torch's ``read_timeout``, as with c10d."""
 _AGAIN = 1.0  # seconds between two attempts
+_ROUNDS = 3
+"""Rounds in which a node waits to meet the others first, each until the rendezvous store's timeout."""
 
 
 def torch_handler(parameters: RendezvousParameters) -> RendezvousHandler:
@@ -88,6 +92,30 @@ def etcd_handler(
                 note(logging.WARNING, f"{why}. It is asked again for {seconds} s")
                 told = True
         sleep(_AGAIN)
+
+
+def first_rendezvous(handler: RendezvousHandler, note: Callable[[str], object]) -> RendezvousInfo:
+    """Meet the other nodes for the first time.
+
+    torch drops a node that is silent for longer than its keep-alive allows. Where that is the first one of
+    the round, the others wait for its address until the rendezvous store's timeout, and are dropped
+    themselves: their store's client sends no heartbeat meanwhile. They take part in the next round.
+
+    Args:
+        handler: of the run.
+        note: gets a line for the log.
+
+    Raises:
+        torch.distributed.DistStoreError: no address came in any of `_ROUNDS` rounds.
+    """
+    meet = handler.next_rendezvous
+    for _ in range(1, _ROUNDS):
+        try:
+            return meet()
+        except DistStoreError as error:
+            note(f"the rendezvous' first node gave no address: it may have been dropped ({error}). Once more")
+        meet = partial(later_rendezvous, handler)
+    return meet()
 
 
 def later_rendezvous(handler: RendezvousHandler) -> RendezvousInfo:

@@ -33,6 +33,7 @@ from multiworld.run.events import (
     WorkerStopped,
     WorldChanged,
 )
+from multiworld.run.nodes.handlers import first_rendezvous
 from multiworld.run.nodes.interface import Lost, Over, Reassigned, Stop
 from multiworld.run.view.state import UP_AFTER
 from multiworld.run.workers.contexts import ForkedContext, FunctionContext, ProgramContext, filtered_tails
@@ -180,7 +181,7 @@ class WorkerAgent(LocalElasticAgent):
         spec = worker_group.spec
         group: Any = worker_group  # torch declares what it fills in later as None
         with self.record_duration("RENDEZVOUS"):
-            info = spec.rdzv_handler.next_rendezvous()
+            info = first_rendezvous(spec.rdzv_handler, partial(self._note, logging.WARNING))
         group.store = info.store
         bootstrap: Any = info.bootstrap_store_info
         group.master_addr = spec.master_addr or bootstrap.master_addr

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.nodes import handlers
-from multiworld.run.nodes.handlers import etcd_handler, later_rendezvous
+from multiworld.run.nodes.handlers import etcd_handler, first_rendezvous, later_rendezvous
 
 
 class Handler:
@@ -31,6 +32,26 @@ class Handler:
 )
 def test_a_node_that_does_not_serve_the_workers_store_asks_for_its_address_anew(kept, then):
     assert later_rendezvous(Handler(**kept))["_bootstrap_store_info"] == then
+
+
+class Silent(Handler):
+    """Its round's first node was dropped, so many times, before it gave its address."""
+
+    def next_rendezvous(self):
+        self.rounds += 1
+        if self.rounds <= self.dropped:
+            raise DistStoreError("wait timeout after 60000ms, keys: /torch.rendezvous.r.0/MASTER_ADDR")
+        return self.rounds
+
+
+def test_a_node_meets_the_others_again_where_the_first_one_was_dropped():
+    for dropped, rounds in ((0, 1), (1, 2), (2, 3)):
+        notes = []
+        assert first_rendezvous(Silent(rounds=0, dropped=dropped), notes.append) == rounds
+        assert len(notes) == dropped
+        assert all("MASTER_ADDR" in note for note in notes)
+    with pytest.raises(DistStoreError, match="wait timeout"):
+        first_rendezvous(Silent(rounds=0, dropped=3), notes.append)
 
 
 def test_other_handlers_are_left_alone():
