@@ -3,8 +3,9 @@
 Each pair of agents has four of them, over one connection. The end of each has its own meaning:
 
 - ``alive`` ends when the agent leaves, crashes, hangs or cannot be reached; the ends of the others after it
-  mean nothing;
-- ``going`` is left in good order when the node ends the run for all;
+  mean nothing. A node that ends the run for all says so as it leaves it;
+- ``going`` is left in good order when the node ends the run for all; a peer that has not joined it yet hears
+  of that by ``alive`` alone;
 - ``working``, one for each of the two, is left in good order when all workers of that node have ended with 0.
 """
 
@@ -47,6 +48,8 @@ _ANSWERED = 0.5
 """Seconds, more, that a thread has which asks another agent."""
 
 _ALIVE, _GOING = "alive", "going"
+_ENDS = "it ends the run for all"
+"""The reason that peers get as such a node leaves ``alive``."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +202,9 @@ class PeerLinks:
             self._left.discard(_working(self.me))
 
     def fail(self) -> None:
-        """Tell the others that this node ends the run."""
+        """Tell the others that this node ends the run. They are left with that."""
         self._leave(_GOING)
+        self._leave(_ALIVE)
 
     def settle(self, deadline: float) -> None:
         """Wait until each link is made or has failed; a peer may not understand what it is told earlier."""
@@ -249,12 +253,15 @@ class PeerLinks:
             link.attachments[kind] = attachment
             leave = link.dropped or kind in self._left
         if leave:
-            attachment.leave()
+            attachment.leave(_last_word(kind))
 
     def _verdict(self, link: _PeerLink, kind: str) -> Callable[[Breakage], None]:
         def heard(breakage: Breakage) -> None:
             if kind == _ALIVE and not link.dropped:
-                self._lose(link, str(breakage.cause), breakage.at)
+                ends = _ENDS in breakage.detail
+                if ends and _GOING not in link.attachments:
+                    self._heard(link, _GOING, breakage.at)
+                self._lose(link, str(Cause.LEFT if ends else breakage.cause), breakage.at)
             elif breakage.cause is Cause.LEFT and not link.dropped and not link.lost:
                 self._heard(link, kind, breakage.at)
 
@@ -281,7 +288,7 @@ class PeerLinks:
             attachments = [link.attachments.get(kind) for link in self._links.values()]
         for attachment in attachments:
             if attachment is not None:
-                attachment.leave()
+                attachment.leave(_last_word(kind))
 
     def _drop(self, link: _PeerLink) -> None:
         with self._lock:
@@ -289,6 +296,11 @@ class PeerLinks:
         for attachment in attachments:
             with contextlib.suppress(MultiworldError):
                 attachment.leave()
+
+
+def _last_word(kind: str) -> str:
+    """Return the reason that peers get as this node leaves a world; "" for a goodbye."""
+    return _ENDS if kind == _ALIVE else ""
 
 
 def _working(id_: str) -> str:
