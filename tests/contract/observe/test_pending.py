@@ -260,8 +260,9 @@ def holds_the_gil(me, size, hang, how, seconds):
 
 
 def test_a_member_that_holds_the_gil_is_named_so(cast):
-    other = cast.start(looks_at_a_silent_one, 0, size=2, hang=1.5, timeout=0.5, wanted="the GIL")
-    holder = cast.start(holds_the_gil, 1, size=2, hang=1.5, how=compute, seconds=8.0)
+    hang = 3.0  # seconds: on a busy machine its helper, too, may be silent for more than one
+    other = cast.start(looks_at_a_silent_one, 0, size=2, hang=hang, timeout=0.5, wanted="the GIL")
+    holder = cast.start(holds_the_gil, 1, size=2, hang=hang, how=compute, seconds=2 * hang)
     holder.expect("holds")
     other.say("look")
     assert other.expect("found").said == [

@@ -93,6 +93,12 @@ class Link:
         return found
 
 
+def only(rows: list[dict]) -> dict:
+    """The one row that there is."""
+    assert len(rows) == 1, rows
+    return rows[0]
+
+
 def states(view: dict) -> dict[str, str]:
     return {each["name"]: each["state"] for each in view["worlds"]}
 
@@ -186,14 +192,14 @@ def test_a_run_is_shown_a_kill_is_told_and_its_healing_too(run, runtime):
     killed = time.time()
     os.kill(worker["pid"], signal.SIGKILL)
     view = page.until(lambda view: view["faults"], "the fault")
-    (fault,) = view["faults"]
+    fault = only(view["faults"])
     assert (fault["world"], fault["cause"], fault["ranks"], fault["generation"]) == ("w0", "crashed", [1], 1)
     assert killed <= fault["at"] < killed + 60
     assert states(view)["w1"] == "active"
     assert page.get("/ready?world=w1")[0] == 200
     run.wait_told("joined", rank=1, attempt=1)
     view = page.until(lambda view: view["faults"][0]["healed"], "the healing")
-    (fault,) = view["faults"]
+    fault = only(view["faults"])
     log.info(
         "cause and ranks known %.0f ms after the kill, healed after %.0f",
         1e3 * (fault["at"] - killed),
