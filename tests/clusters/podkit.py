@@ -207,8 +207,11 @@ class Cluster:
         return within(self.network.hosts[-1], ask)
 
     def until(self, pod, kind, status):
-        """Probe until this status comes."""
-        end = time.monotonic() + PATIENCE
+        """Probe until this status comes.
+
+        Where a worker takes half a minute to start, the others' joins time out, and theirs begin anew.
+        """
+        end = time.monotonic() + 2 * PATIENCE
         while (found := self.probe(pod, kind)) != status:
             assert pod.process.poll() is None, pod.report()
             assert time.monotonic() < end, f"{kind}: {found}\n{pod.report()}"
