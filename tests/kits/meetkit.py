@@ -98,25 +98,28 @@ def ask(rank: int, size: int = 2, who: int | None = None, **changes: object) -> 
 
 
 class MemoryStore:
-    """What HashStore does, in a dictionary; every call is counted, and told to `before` first."""
+    """What HashStore does, in a dictionary; every call is counted, and told to `before` first. Any thread."""
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         self.keys: dict[str, str] = {}
         self.calls = 0
         self._before = before
+        self._lock = threading.Lock()
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         self._called()
-        there = self.keys.get(key)
-        if (there is None and expected == "") or (there is not None and there == expected):
-            self.keys[key] = desired
-            return desired.encode()
-        return (expected if there is None else there).encode()
+        with self._lock:
+            there = self.keys.get(key)
+            if (there is None and expected == "") or (there is not None and there == expected):
+                self.keys[key] = desired
+                return desired.encode()
+            return (expected if there is None else there).encode()
 
     def add(self, key: str, amount: int, /) -> int:
         self._called()
-        self.keys[key] = str(int(self.keys.get(key, "0")) + amount)
-        return int(self.keys[key])
+        with self._lock:
+            self.keys[key] = str(int(self.keys.get(key, "0")) + amount)
+            return int(self.keys[key])
 
     def delete_key(self, key: str, /) -> bool:
         self._called()
@@ -126,7 +129,8 @@ class MemoryStore:
 
     def append(self, key: str, value: str, /) -> None:
         self._called()
-        self.keys[key] = self.keys.get(key, "") + value
+        with self._lock:
+            self.keys[key] = self.keys.get(key, "") + value
 
     def _called(self) -> None:
         self._before()
