@@ -349,24 +349,18 @@ def test_survivors_take_turns_in_the_order_of_their_ranks(rank, lost, turn):
     assert dataclasses.replace(A, past_rank=rank, lost=lost).turn == turn
 
 
-class Locked(MemoryStore):
-    """For threads, which take turns at every call."""
+class Slow(MemoryStore):
+    """In the time of a compare-and-set others write: of those that have read the same record one succeeds."""
 
     def __init__(self):
         super().__init__()
-        self._lock = threading.Lock()
         self.lost = 0
 
     def compare_set(self, key, expected, desired, /):
-        time.sleep(1e-3)  # in which others write: of those that have read the same record one succeeds
-        with self._lock:
-            found = super().compare_set(key, expected, desired)
-            self.lost += key.endswith("/record") and desired != record._NOTHING and found != desired.encode()
-            return found
-
-    def append(self, key, value, /):
-        with self._lock:
-            super().append(key, value)
+        time.sleep(1e-3)
+        found = super().compare_set(key, expected, desired)
+        self.lost += key.endswith("/record") and desired != record._NOTHING and found != desired.encode()
+        return found
 
 
 def test_many_survivors_that_come_at_once_agree_and_leave_no_letters(monkeypatch):
@@ -378,7 +372,7 @@ def test_many_survivors_that_come_at_once_agree_and_leave_no_letters(monkeypatch
         return there
 
     monkeypatch.setattr(record, "take_in", take)
-    store, broken = Locked(), world(*MEMBERS)
+    store, broken = Slow(), world(*MEMBERS)
     WorldRecord(store, "w", time.sleep).apply(lambda _: Move(broken))
     lost = len(MEMBERS) - 1
 
