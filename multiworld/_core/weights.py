@@ -157,7 +157,8 @@ def superseded(newest: int, sent: Collection[int], waiting: Collection[int], mos
     Args:
         newest: the version that was published last.
         sent: versions that an engine is getting.
-        waiting: others, that engines were told of and have not asked for: they are loading another one.
+        waiting: versions that engines were told of and have not asked for, as they load another one; one that
+            is in `sent`, too, counts as sent.
         most: 2 or more.
     """
     older = [*sorted({*sent} - {newest}), *sorted({*waiting} - {newest, *sent})]
