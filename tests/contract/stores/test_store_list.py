@@ -175,8 +175,8 @@ def test_a_server_that_stood_still_ends_when_another_has_followed(cast):
 def test_a_member_that_serves_stands_still_and_no_answer_of_it_is_waited_for(cast):
     """The watchdog has found that it is lost, so that the others look for another server at once."""
     where = two_ports()
-    members = [cast.start(member, number, size="1:3", store=where, hang_timeout=0.5) for number in range(3)]
-    assert together(members) == 1
+    members = [cast.start(member, number, size="1:3", store=where) for number in range(3)]
+    together(members)
     serving = that_serves(where, members)
     serving.stop()
     rest = [each for each in members if each is not serving]
@@ -276,10 +276,9 @@ def test_a_host_is_lost_and_comes_back(cast, network):
     keeper = cast.start(keep, netns=network.hosts[0], store=where)
     assert keeper.expect("open").serves
     members = [
-        cast.start(stepping, number, netns=network.hosts[number], size="1:3", store=where, hang_timeout=1.0)
-        for number in range(3)
+        cast.start(stepping, number, netns=network.hosts[number], size="1:3", store=where) for number in range(3)
     ]
-    assert together(members) == 1
+    assert together(members) < STRIDE
     network.pull(1)
     second = together(members[1:])
     assert second > STRIDE
@@ -294,9 +293,9 @@ def test_all_members_on_a_host_that_is_lost_are_left_out_without_a_last_call(cas
     where = f"tcp://{network.address(1)}:29500,{network.address(2)}:29500"
     cast.start(keep, netns=network.hosts[0], store=where).expect("open")
     members = [
-        cast.start(stepping, number, netns=network.hosts[host], size="1:6", store=where, hang_timeout=1.0)
+        cast.start(stepping, number, netns=network.hosts[host], size="1:6", store=where)
         for number, host in enumerate((0, 1, 1, 1, 2, 2))
     ]
-    assert together(members) == 1
+    first = together(members)
     network.pull(3)
-    assert together(members[:4]) == 2
+    assert together(members[:4]) == first + 1
