@@ -1,11 +1,9 @@
 """Links between the agents of several nodes: the worlds' watchdog, with small worlds of two agents.
 
-Each pair of agents has four of them, over one connection. The end of each has its own meaning:
+Each pair of agents has three of them, over one connection. The end of each has its own meaning:
 
 - ``alive`` ends when the agent leaves, crashes, hangs or cannot be reached; the ends of the others after it
   mean nothing. A node that ends the run for all says so as it leaves it;
-- ``going`` is left in good order when the node ends the run for all; a peer that has not joined it yet hears
-  of that by ``alive`` alone;
 - ``working``, one for each of the two, is left in good order when all workers of that node have ended with 0.
 """
 
@@ -42,12 +40,12 @@ CONNECTING = 30.0
 """Seconds that two agents have to connect once both are in the membership."""
 
 _SETTLED = 1.0
-"""Seconds within which a lost connection ends all four worlds."""
+"""Seconds within which a lost connection ends all three worlds."""
 
 _ANSWERED = 0.5
 """Seconds, more, that a thread has which asks another agent."""
 
-_ALIVE, _GOING = "alive", "going"
+_ALIVE = "alive"
 _ENDS = "it ends the run for all"
 """The reason that peers get as such a node leaves ``alive``."""
 
@@ -203,7 +201,6 @@ class PeerLinks:
 
     def fail(self) -> None:
         """Tell the others that this node ends the run. They are left with that."""
-        self._leave(_GOING)
         self._leave(_ALIVE)
 
     def settle(self, deadline: float) -> None:
@@ -227,7 +224,7 @@ class PeerLinks:
         """Connect, in a thread of its own: the other side may be slow."""
         deadline = time.monotonic() + CONNECTING
         try:
-            for kind in (_ALIVE, _GOING, *sorted((_working(self.me), _working(link.node.id)))):
+            for kind in (_ALIVE, *sorted((_working(self.me), _working(link.node.id)))):
                 self._attach(link, kind, _roster(kind, mine, link.node, token, self._hang_timeout), deadline)
         except MultiworldError as error:
             if not link.dropped:
@@ -259,8 +256,8 @@ class PeerLinks:
         def heard(breakage: Breakage) -> None:
             if kind == _ALIVE and not link.dropped:
                 ends = _ENDS in breakage.detail
-                if ends and _GOING not in link.attachments:
-                    self._heard(link, _GOING, breakage.at)
+                if ends and not link.lost:
+                    self._tell(link, "failed", "", breakage.at)
                 self._lose(link, str(Cause.LEFT if ends else breakage.cause), breakage.at)
             elif breakage.cause is Cause.LEFT and not link.dropped and not link.lost:
                 self._heard(link, kind, breakage.at)
@@ -268,9 +265,7 @@ class PeerLinks:
         return heard
 
     def _heard(self, link: _PeerLink, kind: str, at: float) -> None:
-        if kind == _GOING:
-            self._tell(link, "failed", "", at)
-        elif kind == _working(link.node.id):
+        if kind == _working(link.node.id):
             self._tell(link, "done", "", at)
 
     def _lose(self, link: _PeerLink, cause: str, at: float) -> None:

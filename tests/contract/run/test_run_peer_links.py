@@ -50,18 +50,23 @@ def test_a_node_that_ends_the_run_says_so(agents):
     assert what(agents[1]) == [("failed", ""), ("lost", "left")]
 
 
-def test_a_node_that_ends_the_run_says_so_to_one_whose_link_is_not_made_yet(agents, monkeypatch):
+@pytest.mark.parametrize("waits", ["alive", "working"], ids=["before-the-first", "after-it"])
+def test_a_node_that_ends_the_run_says_so_to_one_whose_link_is_not_made_yet(agents, monkeypatch, waits):
     ended, attach = threading.Event(), PeerLinks._attach
 
     def late(self, link, kind, *rest):
-        if self is agents[1] and kind == "going":
+        if self is agents[1] and kind.startswith(waits):
             assert ended.wait(PATIENCE)
         attach(self, link, kind, *rest)
 
     monkeypatch.setattr(PeerLinks, "_attach", late)
     connect(agents)
-    until(lambda: all(each.alive() for each in agents))
+    if waits == "working":
+        until(lambda: all(each.alive() for each in agents))
     agents[0].fail()
+    if waits == "alive":
+        ended.set()
+        agents[0].settle(time.monotonic() + PATIENCE)
     agents[0].close(time.monotonic() + PATIENCE)
     ended.set()
     until(lambda: len(agents[1].heard) >= 2)
