@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 
 import torch.distributed as dist
 
@@ -25,6 +26,19 @@ def world(me, size, *, name="w", memory=True, timeout=TIMEOUT, hang=TIMEOUT, **o
     w = mw.join(name, me.rank, size, store=me.store, timeout=timeout, hang_timeout=hang, **options)
     yield w
     w.close()
+
+
+def until_it_sleeps(w):
+    """Wait until an operation of the lane is under way, and the thread that waits for it has slept for some time.
+
+    As it writes, it has the lane's lock: what a signal's handler raises there ends the lane.
+    """
+    slept, end = 0, time.monotonic() + TIMEOUT
+    while slept < 25:
+        assert time.monotonic() < end
+        under_way = bool(w._gen.operations.log.waiting(time.monotonic()))
+        slept = slept + 1 if under_way and w._gen.lane.endpoint._sleeps else 0
+        time.sleep(0.002)
 
 
 def forbid_memory():
