@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socket
 import time
 
@@ -15,7 +17,9 @@ from multiworld._net.stores.record import WorldRecord
 
 __all__ = [
     "LONG",
+    "answered",
     "claimed",
+    "claims",
     "enter",
     "is_served",
     "joins",
@@ -51,6 +55,26 @@ def claimed(store, *seats):
         return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
 
     until(seen)
+
+
+def claims(store, seat):
+    """Wait until this seat is claimed for the next generation, or has come into one."""
+    record = WorldRecord(store, "w", time.sleep)
+
+    def seen():
+        record.read()
+        attempts = (record.ledger.waiting, record.ledger.current)
+        return any(claim.slot == seat for each in attempts if each is not None for claim in each.claims)
+
+    until(seen)
+
+
+def answered(call):
+    """Call it again where the store did not answer: the test that serves it may stand still at its deadline."""
+    for _ in range(3):
+        with contextlib.suppress(mw.StoreUnreachableError):
+            return call()
+    return call()
 
 
 def two_ports():
@@ -102,18 +126,22 @@ def member(me, size="1:4", late=0.0, stop=None, **options):
             return
 
 
-def joins(me, size, worlds, netns=None):
-    """Join one world after the other, and leave it."""
+def joins(me, size, worlds=None, netns=None):
+    """Join so many worlds, one after the other, and leave each; without a number until rank 0 is told to end."""
     if netns is not None:
         enter_netns(netns)
     failed = []
-    for number in range(worlds):
+    ends = False
+    for number in itertools.count():
+        if ends or number == worlds:
+            break
         began = time.monotonic()
         try:
             with mw.joined(f"w{number}", me.rank, size, store=me.store, timeout=SOON) as w:
-                t = torch.ones(1)
+                t = torch.tensor([1.0, worlds is None and me.rank == 0 and me._conn.poll(0)])
                 w.all_reduce(t)
-                assert t.item() == size
+                assert t[0].item() == size
+                ends = t[1].item() > 0
         except (mw.JoinError, mw.BrokenWorldException) as error:
             failed.append(f"w{number}: {error}")
         me.emit("joined", number=number, took=time.monotonic() - began, generation=w.generation)
