@@ -268,7 +268,7 @@ TIMEOUT = 6.0
 
 def waits(me):
     """One is behind after a breakage, and gets the state, of eight parts, as slowly as the test says."""
-    os.environ["M8D_STUCK_AFTER"] = "3"  # longer than a pause of the transfer, and shorter than all of them
+    os.environ["M8D_STUCK_AFTER"] = "6"  # longer than a pause of the transfer, and shorter than all of them
     stuck = []
     mw.subscribe(lambda event: stuck.append(event.operation.kind) if type(event) is mw.WorldStuck else None)
     state_pieces.CHUNK = 1 << 20
@@ -335,7 +335,7 @@ def of_a_version(me, *, older):
         Roster.checks = property(lambda roster: all(each.lane.options for each in roster.members))
         state_module._meeting = lambda *_: lambda _: None
     state = Parts(me.rank)
-    w = enter(me, "3:3", state=state, timeout=TIMEOUT)
+    w = enter(me, "3:3", state=state)
     failed = outcome(lambda: w.all_reduce(torch.ones(1)))["kinds"]
     me.emit("told", failed=failed, ready=w.ready, value=float(state.tensors["w7"][0]))
     me.hear()
