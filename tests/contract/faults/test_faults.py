@@ -27,6 +27,7 @@ def provoke(call):
 
 
 def transport(member):
+    member.meet("here")
     group = member.build("w", timeout=4.0)
     member.meet("built")
     pg, seen = group.pg, {}

@@ -13,8 +13,10 @@ import pytest
 import torch
 from kits.contract.gilkit import compute, sleeps
 from kits.contract.worldkit import HANG, PATIENCE, SOON, left_over
+from kits.meetkit import until
 
 import multiworld as mw
+from multiworld._core.liveness import busy_or_hung
 
 
 def pickles(seconds):
@@ -29,7 +31,8 @@ def pickles(seconds):
 def holds(me, hang, how, seconds):
     world = mw.join("w", me.rank, 2, store=me.store, timeout=120, hang_timeout=hang)
     world.barrier()
-    time.sleep(1.0)  # until its helper runs
+    until(children)
+    time.sleep(1.0)  # its helper starts
     me.emit("holds")
     took = how(seconds)
     me.emit("held", seconds=took)
@@ -38,7 +41,10 @@ def holds(me, hang, how, seconds):
     assert world.close()
 
 
-def watches(me, hang):
+def watches(me, hang, lasting=False):
+    """`lasting`: what the host says once, that the member runs, holds until its bound: the host may be late."""
+    if lasting:
+        busy_or_hung._FRESH = PATIENCE
     heard = []
     mw.subscribe(lambda event: heard.append(event) if isinstance(event, mw.MemberBusy) else None)
     world = mw.join("w", me.rank, 2, store=me.store, timeout=120, hang_timeout=hang)
@@ -56,7 +62,7 @@ def watches(me, hang):
     except mw.BrokenWorldException as broken:
         me.emit("broken", cause=broken.cause, ranks=broken.ranks, detail=broken.detail, busy=len(heard))
     else:
-        time.sleep(0.2)
+        until(lambda: world.busy == () and len(heard) % 2 == 0)
         done.set()
         told = [(event.ranks, event.busy) for event in heard]
         me.emit("whole", told=told, seen=sorted(seen), busy=world.busy, state=world.state)
@@ -67,7 +73,7 @@ def watches(me, hang):
 @pytest.mark.parametrize("how", [compute, pickles])
 def test_who_computes_with_the_gil_is_busy_and_answers_again(how, cast):
     holder = cast.start(holds, 0, hang=1.5, how=how, seconds=5.0)
-    other = cast.start(watches, 1, hang=1.5)
+    other = cast.start(watches, 1, hang=1.5, lasting=True)
     held = holder.expect("held").seconds
     assert held > 3.0
     whole = other.expect("whole")
@@ -92,7 +98,7 @@ def test_who_holds_the_gil_and_uses_no_core_is_hung(cast):
     assert broken.busy <= 1  # before it held the GIL it may have waited for its turn, which is work
     assert broken.detail.endswith("; none of its threads runs")
     # Work that its host has seen puts the verdict off.
-    assert 0.8 * HANG <= broken.at - start <= 1.2 * HANG * (1 + broken.busy) + 1.0
+    assert 0.8 * HANG <= broken.at - start <= 1.2 * HANG * (1 + broken.busy) + SOON
     other.say("end")
     assert other.finish() == 0
 
@@ -105,7 +111,7 @@ def test_who_is_stopped_is_hung_and_that_is_said(cast):
     broken = other.expect("broken")
     assert (broken.cause, broken.ranks) == ("hung", (0,))
     assert broken.detail.endswith("; it is stopped")
-    assert 0.8 * HANG <= broken.at - at <= 1.2 * HANG + 0.5
+    assert 0.8 * HANG <= broken.at - at <= HANG + SOON
     other.say("end")
     assert other.finish() == 0
 
@@ -120,7 +126,7 @@ def test_who_is_stopped_while_it_is_busy_is_hung_then(cast):
     assert (broken.cause, broken.ranks) == ("hung", (0,))
     # Between two of its calls it may be heard, where this machine lets its other threads run then.
     assert broken.busy >= 1
-    assert broken.at - at <= 2.0
+    assert broken.at - at <= SOON, "long before the minute for which a member may be busy"
     other.say("end")
     assert other.finish() == 0
 
@@ -140,7 +146,7 @@ def test_who_is_busy_for_longer_than_the_bound_is_hung(bound, least, cast):
 
 def bounded(me, hang, bound):
     os.environ["M8D_BUSY_TIMEOUT"] = bound
-    watches(me, hang)
+    watches(me, hang, lasting=True)
 
 
 def children():
@@ -200,8 +206,8 @@ def test_the_helper_ends_with_its_world_and_with_its_process(cast):
 
 
 def test_a_process_that_computes_without_the_gil_beats_all_the_time(cast):
-    holder = cast.start(holds, 0, hang=1.5, how=multiplies, seconds=4.0)
-    other = cast.start(watches, 1, hang=1.5)
+    holder = cast.start(holds, 0, hang=HANG, how=multiplies, seconds=2 * HANG)
+    other = cast.start(watches, 1, hang=HANG)
     assert other.expect("whole").told == []
     for each in (holder, other):
         each.say("end")

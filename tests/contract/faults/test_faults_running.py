@@ -164,8 +164,11 @@ def test_kills_without_end(cast, soak_seconds):
 def test_gloo_itself_forgets_what_is_half_sent():
     """What docs/upstream says of torch; once torch is sound, `multiworld._c10d.gloo.unblocking` can go for that version."""
     reproducer = Path(__file__).parents[3] / "docs" / "upstream" / "repro_gloo_half_sent.py"
-    done = subprocess.run(
-        [sys.executable, str(reproducer)], check=False, capture_output=True, text=True, timeout=250
-    )
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, str(reproducer)], check=False, capture_output=True, text=True, timeout=250
+        )
+        if done.returncode != 2:  # else all was sent before the receiver died, and it cannot tell
+            break
     assert done.returncode == 1, done.stdout + done.stderr
     assert "DEFECT" in done.stdout
