@@ -281,7 +281,7 @@ def gives_up(me):
         raise mw.BackendError("w", "no room on the device")
 
     groups.build = steps.groups.build = never
-    me.emit("told", **outcome(lambda: enter(me, "2:4", timeout=3.0)))
+    me.emit("told", **outcome(lambda: enter(me, "2:4", timeout=SOON)))
 
 
 def test_who_asked_to_leave_leaves_after_a_breakage_too(cast):

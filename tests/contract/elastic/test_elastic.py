@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from kits.contract.elastickit import LONG, claimed, enter, is_served, member, of_seat, tell
+from kits.contract.elastickit import LONG, answered, claimed, enter, is_served, member, of_seat, tell
 from kits.contract.stopkit import POINTS, die
 from kits.contract.worldkit import SOON, free_port, left_over, outcome, threads_ended
 from kits.meetkit import until
@@ -142,7 +142,7 @@ def in_two(me):
     me.emit("in")
     assert outcome(lambda: w.recv(torch.ones(1), src=(w.rank + 1) % 3))["cause"] == "crashed"
     with pytest.raises(mw.JoinTimeoutError, match="of at least 3 members"):
-        w.reform(1.0)
+        answered(lambda: w.reform(1.0))
     w.close()
     shrunk = mw.join("w2", None, "2:3", store=me.store, timeout=LONG, last_call=0.5)
     t, u = torch.ones(1), torch.ones(1)
@@ -341,7 +341,7 @@ def test_two_of_one_seat(cast):
 
 
 def one_seat(me):
-    me.emit("told", **outcome(lambda: enter(me, "2:3", seat="the one", timeout=SOON)))
+    me.emit("told", **outcome(lambda: answered(lambda: enter(me, "2:3", seat="the one", timeout=SOON))))
 
 
 def test_newcomers_of_another_kind_are_refused_alone(cast):

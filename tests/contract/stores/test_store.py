@@ -301,6 +301,7 @@ def test_a_name_that_does_not_resolve_yet_is_waited_for(monkeypatch, error, know
 
 
 def test_a_name_that_does_not_exist_is_waited_for_until_the_deadline(monkeypatch):
+    monkeypatch.setattr(stores, "_UNRESOLVED", 0.01)
     names = Names(monkeypatch, socket.EAI_NONAME)
     where = f"tcp://{names.name}:1"
     with pytest.raises(

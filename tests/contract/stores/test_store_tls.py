@@ -21,6 +21,7 @@ from kits.storekit import local_server
 from kits.tlskit import Files, authority
 
 from multiworld._net.stores import store as stores
+from multiworld._net.stores import tls_server
 from multiworld._net.stores.etcd_address import EtcdAddress
 from multiworld._net.stores.secure import check_etcd
 from multiworld._net.stores.servers import serve
@@ -249,6 +250,9 @@ def test_what_a_member_does_not_read_is_not_kept_for_it(server, files):
 
 
 def test_members_come_while_the_files_are_replaced(files, ours, monkeypatch):
+    monkeypatch.setattr(
+        tls_server, "_PATIENCE", PATIENCE
+    )  # both ends are in this process, which may stand still
     monkeypatch.setattr(credentials_module, "LOOK_EVERY", 0.01)
     own = files.credentials
     served = TlsStoreServer(socket.AF_INET, ("127.0.0.1", 0), credentials=own)
@@ -350,6 +354,7 @@ def test_a_store_without_tls_is_refused_in_secure_mode(secure, monkeypatch):
 
 def test_a_store_with_tls_is_refused_without(address, files, monkeypatch):
     monkeypatch.setattr(stores, "_FOREIGN", 0.2)
+    monkeypatch.setattr(stores, "ATTEMPT", PATIENCE)
     with program(SERVES, address, **files.environment) as process:
         assert process.stdout.readline() == "up True\n"
         for serves, kind in ((True, StoreBindError), (False, StoreUnreachableError)):
