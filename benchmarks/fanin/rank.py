@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import mmap
 import os
 import threading
@@ -130,9 +131,11 @@ class Member(Stock):
         self._flag[0] = 0
         tensors = self._begin(form, workers, size)
         counts = [0] * workers
-        end = _clock() + seconds
+        end = math.inf
 
         def go_on(worker: int) -> bool:
+            nonlocal end
+            end = min(end, _clock() + seconds)  # from the first message on
             if _clock() < end:
                 counts[worker] += 1
             elif not self._flag[0]:

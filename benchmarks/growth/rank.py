@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 60.0
 _HANG = 30.0
+_ALL_COME = 30.0  # seconds of a last call: there is room for just those that come
 _STEP = 0.002
 """Seconds of a step's own work."""
 _STAY = 20
@@ -152,10 +153,12 @@ class Members(Zygote):
     def _hear(self) -> list[dict[str, Any]]:
         return [self._forks.hear(pid, _TIMEOUT) for pid in self._pids]
 
-    def _join(self, world: str, sizes: tuple[int, int], seat: str, state: Any = None) -> mw.World:
+    def _join(
+        self, world: str, sizes: tuple[int, int], seat: str, state: Any = None, last_call: float = 1.0
+    ) -> mw.World:
         return mw.join(
             world, None, sizes, store=self._store, seat=seat, timeout=_TIMEOUT, hang_timeout=_HANG,
-            last_call=1.0, state=state,
+            last_call=last_call, state=state,
         )  # fmt: skip
 
     def _stay(self, tell: Callable[..., None], name: str, number: int, count: int) -> None:
@@ -179,7 +182,7 @@ class Members(Zygote):
             longest = max(longest, ended - began)
 
     def _survive(self, tell: Callable[..., None], name: str, number: int, count: int, size: int) -> None:
-        world = self._join(name, (2, count), f"member{number}", _State(size, 1.0))
+        world = self._join(name, (2, count), f"member{number}", _State(size, 1.0), _ALL_COME)
         operate(world)
         tell(ready=True)
         try:
@@ -200,7 +203,7 @@ class Members(Zygote):
         def run(tell: Callable[..., None]) -> None:
             state = _State(size, 0.0)
             tell(calling=True)
-            world = self._join(name, (2, count), "new", state)
+            world = self._join(name, (2, count), "new", state, _ALL_COME)
             operate(world)
             first = time.monotonic()
             tell(first=first, size=world.world_size, whole=bool((state.tensor == 1.0).all()))

@@ -150,7 +150,7 @@ class Rank:
         """The error of a rank that has not answered in time, with the stacks of its threads."""
         before = len(self.output)
         signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline and len(self.output) == before:
             time.sleep(0.02)
         return RankTimeout(

@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 
+from benchmarks.detection import part, session
 from benchmarks.figures.figure import from_json, to_json
 from benchmarks.measuring.part import Run
 
@@ -15,13 +16,13 @@ pytestmark = pytest.mark.everyday
 
 def measured(name, *options):
     """The part's figures, by name; a remark says that something was not as it should be."""
-    part, parser, remarks = (
+    measures, parser, remarks = (
         importlib.import_module(f"benchmarks.{name}.part").PART,
         argparse.ArgumentParser(),
         [],
     )
-    part.add_options(parser)
-    figures = list(part.measure(Run(options=parser.parse_args(options), remark=remarks.append)))
+    measures.add_options(parser)
+    figures = list(measures.measure(Run(options=parser.parse_args(options), remark=remarks.append)))
     found = {figure.name: figure for figure in figures}
     assert remarks == []
     assert len(found) == len(figures)
@@ -45,7 +46,9 @@ def test_worlds():
     assert found["join/3"].baseline == found["plain/shared_store+own_device/join"].value
 
 
-def test_detection():
+def test_detection(monkeypatch):
+    for each in (part, session):
+        monkeypatch.setattr(each, "HANG", 4.0)  # a victim that stands still is no fault yet
     found = measured(
         "detection", "--counts", "2", "--kills", "5", "--stops", "1", "--whole", "0", "--at-once", "1"
     )
@@ -56,7 +59,9 @@ def test_detection():
     assert times[0] > 0
     assert found["crash/2/floor"].value > 0
     assert found["crash/2/p99"].value <= found["crash/2/p50"].quantiles["max"]
-    assert -500 < found["stop/2/p50"].value < 10_000, "a sign of life is older than the stop, but not by much"
+    assert -1000 < found["stop/2/p50"].value < 10_000, (
+        "a sign of life is older than the stop, but not by much"
+    )
     assert found["crash/at_once/2/aio/first"].value <= found["crash/at_once/2/aio/last"].value
 
 
@@ -73,10 +78,10 @@ def test_rebuild():
 
 
 def test_overheads():
-    found = measured("overheads", "--rounds", "2", "--repeat", "200", "--imports", "0")
+    found = measured("overheads", "--rounds", "7", "--repeat", "200", "--imports", "0")
     assert found["with/world"].value > found["with/bare"].value > 0
     assert found["publish/10"].value > found["publish/0"].value > 0
-    assert found["get_rank/world"].samples == 2
+    assert found["get_rank/world"].samples == 7
     log = found["operations_log/4B"]
     assert log.baseline > 0
     assert log.goal is not None

@@ -104,6 +104,9 @@ def reads(me: Me, file: Path) -> None:
         to = os.open(f"{name}{me.rank}", os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(to, number)
         os.close(to)
+    os.environ["M8D_STUCK_AFTER"] = (
+        "4"  # the pages' 10 s leave one that waits for 12 s little time on a busy machine
+    )
     sys.argv = [str(file), str(me.rank)]
     sys.path.insert(0, str(file.parent))
     runpy.run_path(str(file), run_name="__main__")
