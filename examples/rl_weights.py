@@ -25,7 +25,7 @@ from typing import Any
 
 from cartpole import picture, plain
 from cartpole.fleet import CONTEXT, ENGINES, LOADED, PATIENCE, Fleet
-from cartpole.trainer import trainer
+from cartpole.trainer import FRESH, trainer
 
 PLAIN_TIMEOUT = 20.0
 """Seconds, of the group of `--plain`; torch's own is 1800."""
@@ -78,7 +78,7 @@ def compare(args: argparse.Namespace) -> tuple[int, picture.Run]:
     """Run both parts; returns the exit code, and what happened when."""
     with Fleet() as fleet:
         link, theirs = CONTEXT.Pipe()
-        fleet.start("trainer", trainer, fleet.store, ENGINES, theirs)
+        fleet.start("trainer", trainer, fleet.store, ENGINES, theirs, args.fresh)
         for seat in range(ENGINES):
             fleet.start_engine(seat)
         if not link.poll(PATIENCE):
@@ -134,6 +134,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each part, default 10")
     parser.add_argument("--rounds", type=int, default=2, help="of both parts, default 2")
     parser.add_argument("--kill-every", type=float, default=2.0, help="seconds, default 2")
+    parser.add_argument(
+        "--fresh", type=float, default=FRESH, help=f"seconds until older weights are stale, default {FRESH:g}"
+    )
     parser.add_argument("--plain", action="store_true", help="one group of plain torch.distributed")
     parser.add_argument(
         "--plot", metavar="FILE", help="write a picture of both (.svg, .png): needs matplotlib"

@@ -19,7 +19,7 @@ from cartpole.engine import BUCKET, HEAD
 from cartpole.policy import COLUMNS, STEPS, Learner
 from multiworld import weights
 
-__all__ = ["Trainer", "trainer"]
+__all__ = ["FRESH", "Trainer", "trainer"]
 
 TOGETHER = 4
 """Batches of a step."""
@@ -37,7 +37,7 @@ class Story:
         samples: that were learned from.
         stall: seconds, the longest between two steps.
         publishing: seconds, the longest that publishing took.
-        stale: batches that were begun with weights of which newer ones were published `FRESH` before.
+        stale: batches that were begun with weights of which newer ones had long been published, see `FRESH`.
         mixed: batches that were played with weights that are no version.
         lost: worlds that broke.
         times: when each step had ended (time.monotonic).
@@ -59,8 +59,9 @@ class Story:
 class Trainer:
     """See the module."""
 
-    def __init__(self, store: str, engines: int) -> None:
+    def __init__(self, store: str, engines: int, fresh: float = FRESH) -> None:
         self.store = store
+        self.fresh = fresh
         self.learner = Learner()
         self.publisher = weights.Publisher("policy", self.learner.net, store, timeout=20, bucket_bytes=BUCKET)
         self.batches: queue.Queue[tuple[Tensor, Tensor]] = queue.Queue(2 * engines)
@@ -100,7 +101,7 @@ class Trainer:
             version, began, *digest = head.tolist()
             self.story.mixed += digest != self.published[version][1]
             newer = self.published[version + 1 : version + 2]
-            self.story.stale += any(began - at > FRESH * 1e9 for at, _ in newer)
+            self.story.stale += any(began - at > self.fresh * 1e9 for at, _ in newer)
         self.learner.learn([batch for _, batch in taken])
         self.publish()
         self.story.steps += 1
@@ -121,11 +122,11 @@ class Trainer:
         return asdict(self.story)
 
 
-def trainer(store: str, engines: int, supervisor: Connection) -> None:
+def trainer(store: str, engines: int, supervisor: Connection, fresh: float) -> None:
     """Learn in parts, as the supervisor says."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
-    made = Trainer(store, engines)
+    made = Trainer(store, engines, fresh)
     made.publisher.wait(engines, 60)
     for _ in range(2 * engines):  # warm
         made.step()

@@ -438,7 +438,7 @@ def test_a_sharded_training_refuses_the_checkpoints_of_an_earlier_run(cast, tmp_
 
 
 def test_rl_weights_of_engines_that_are_killed(run, gymnasium):
-    program = run("rl_weights.py", "--seconds", 8, "--rounds", 1)
+    program = run("rl_weights.py", "--seconds", 8, "--rounds", 1, "--fresh", 5)  # engines may stand still
     assert program.finish() == 0, program.text
     fire = re.search(
         r"with kills +(\d+) samples/s.* stale (\d+), mixed (\d+), worlds that broke (\d+)", program.text
@@ -524,7 +524,10 @@ def test_the_demo_on_a_terminal():
                     seen += os.read(ours, 65536)
         assert process.poll() == 130
         assert b"Traceback" not in seen
-        assert processes_with(mark) == []
+        until = time.monotonic() + PATIENCE / 2
+        while left := processes_with(mark):  # a helper of Python's ends after its parent
+            assert time.monotonic() < until, left
+            time.sleep(0.05)
     finally:
         for pid in processes_with(mark):
             os.kill(pid, signal.SIGKILL)
