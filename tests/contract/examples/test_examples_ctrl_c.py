@@ -18,7 +18,7 @@ from kits.contract.examplekit import EXAMPLES, PATIENCE, Program, examples, proc
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
 
-SOON = 30.0  # seconds; 5 on a machine of one's own
+SOON = 120.0  # seconds; 5 on a machine of one's own
 OWN = ("all_reduce", "asyncio", "pipeline")
 """At their start torch is loaded by the program itself; at that of the others by a process of it."""
 LAUNCHED = (
@@ -32,11 +32,11 @@ LAUNCHED = (
 # What a line says in the middle, and near the end; and what the program needs beside torch. `llm_serving.py` has the cores
 # to itself where it is tested (test_llm_serving).
 PROGRAMS = {
-    "all_reduce": (["all_reduce.py", "--rounds", 3], "round 1", r"\[0\] done", ""),
+    "all_reduce": (["all_reduce.py", "--rounds", 1000], "round 1", "", ""),
     "ddp": (["ddp_two_worlds.py", "--pause", 0.01], "sum step 0", "sum step 150", ""),
     "demo": (["demo.py", "--pause", 1, "--hang-timeout", 4], "w4 is active", "w2 is active, generation 2", ""),
     "elastic": (["elastic_training.py"], "kill -9 for process 1", "the same undisturbed", "sklearn"),
-    "spawned": (["launch_subprocesses.py"], "step 0", "step 40", ""),
+    "spawned": (["launch_subprocesses.py", "--steps", 100_000], "step 0", "", ""),
     "forked": (["launch_subprocesses.py", "--launch-method", "forkserver"], "step 0", "step 40", ""),
     "asyncio": (["multiworld_asyncio.py", "--rank", 0, "--port", 0], "pid", "", ""),
     "single": (["single_world.py", "--worldsize", 3, "--count", 5], "rank 0 received 1", "rank 0 received 4", ""),
@@ -67,7 +67,9 @@ def test_ctrl_c(name, moment):
             loading(program, own=name in OWN)
         else:
             program.expect(middle if moment == MIDDLE else end)
-        os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
+        # It may have ended by itself, at its end.
+        with contextlib.suppress(ProcessLookupError) if moment == END else contextlib.nullcontext():
+            os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
         sent = time.monotonic()
         code = program.finish(SOON)
         ended_by_itself = moment == END and code == 0
