@@ -180,12 +180,15 @@ def joins_until_it_works(me):
     began, tries = time.monotonic(), 0
     while True:
         tries += 1
+        group = None
         try:
             group = group_of(me, 2, timeout=PATIENCE)
+            dist.barrier(group=group)
             break
-        except mw.JoinError as error:
+        except (mw.JoinError, mw.BrokenWorldException) as error:  # the other one may die just after its join
             me.emit("failed", kind=type(error).__name__)
-    dist.barrier(group=group)
+            if group is not None:
+                dist.destroy_process_group(group)
     me.emit("in", after=time.monotonic() - began)
     me.hear()
 

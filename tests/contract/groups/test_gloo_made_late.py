@@ -48,6 +48,7 @@ def without(me, size):
         assert said == (True, me.rank, size, "gloo")
         assert not is_made(w)
         me.emit("none", groups=len(w._gen.c10d.gloo.groups()))
+        w.barrier()  # none has left before all have looked
 
 
 def test_messages_collectives_and_questions_need_no_group(cast):
@@ -91,6 +92,7 @@ def asked(me, size, way):
         w.barrier()
         # None of the exchange's: with one the lane has no short way.
         assert w._gen.lane.endpoint._core._state.matching._receives == {}
+        w.barrier()  # none has left before all have looked
 
 
 @pytest.mark.parametrize("way", ["asleep", "receiving", "awaiting"])
@@ -187,10 +189,11 @@ def unable(me, size):
     from multiworld._c10d.gloo import backend
 
     w = mw.join("w", me.rank, size, store=me.store, timeout=PATIENCE)
-    w.barrier()
     plain = backend._make
     if me.rank == 1:
         backend._make = lambda _: (_ for _ in ()).throw(RuntimeError("no device is to be had"))
+    w.barrier()
+    if me.rank == 1:
         me.emit("broken", **outcome(lambda: w.recv(torch.zeros(1), 0)))
     else:
         me.emit("broken", **outcome(lambda: by_gloo(w)))

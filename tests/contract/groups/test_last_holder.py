@@ -132,13 +132,15 @@ def test_where_holders_cannot_be_counted_it_is_kept_as_long_as_users_have_the_gr
 
     monkeypatch.setattr(module, "_counted", lambda: False)
     (stores, alive, _), (more, still, _), group = held(), held(), Group()
-    gone = weakref.ref(Group())
+    gone, freed = weakref.ref(Group()), []
+    weakref.finalize(alive(), lambda: freed.append((time.monotonic(), threading.current_thread())))
     began = time.monotonic()
     holder.let_go(stores.pop(), gone)
     holder.let_go(more.pop(), weakref.ref(group))
-    assert alive() is not None
-    assert soon(lambda: alive() is None)
-    assert time.monotonic() >= began + module.FIRST_PAUSE / 10
+    assert soon(lambda: freed)
+    ((at, thread),) = freed
+    assert at >= began + module.FIRST_PAUSE / 10
+    assert thread is not threading.current_thread()
     assert stays(still)
     del group
     assert soon(lambda: still() is None)

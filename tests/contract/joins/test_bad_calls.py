@@ -9,11 +9,13 @@ import socket
 import tempfile
 import time
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from kits.contract.worldkit import SOON, left_over, threads_ended
+from kits.meetkit import until_claimed
 
 import multiworld as mw
 
@@ -68,12 +70,17 @@ def joins(me, timeout=60.0, warm=True, **arguments):
     )
 
 
-def all_raise(members, kind, *words):
-    """All raise errors of the same kind, and none waits for a long timeout."""
+def all_raise(members, kind, *words, meet=None):
+    """All raise errors of the same kind, and none waits for a long timeout.
+
+    `meet`: called when the first one was told to begin, and before the others are.
+    """
     for member in members:
         member.expect("ready")
     for member in members:
         member.say("go")
+        if meet is not None and member is members[0]:
+            meet()
     for member in members:
         seen = member.expect("raised")
         assert kind in seen.kinds, seen
@@ -117,11 +124,11 @@ def test_a_backend_nobody_has(cast):
 
 @pytest.mark.parametrize("lacks", [0, 1])
 def test_a_backend_that_one_member_does_not_have(cast, lacks):
-    members = [
-        cast.start(joins, rank, world_size=2, backend="carrier-pigeon" if rank == lacks else "gloo")
-        for rank in range(2)
-    ]
-    all_raise(members, "BackendError", "carrier-pigeon", "gloo")
+    has = cast.start(joins, 1 - lacks, world_size=2, backend="gloo")
+    lacking = cast.start(joins, lacks, world_size=2, backend="carrier-pigeon")
+    # The one that lacks it has a second to tell those that wait for it.
+    meet = partial(until_claimed, cast.server, {has.rank}, "w1")
+    all_raise([has, lacking], "BackendError", "carrier-pigeon", "gloo", meet=meet)
 
 
 def test_a_backend_that_is_not_there_is_told_before_the_others_come(cast):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from kits.contract.worldkit import left_over, outcome
+from kits.contract.worldkit import PATIENCE, left_over, outcome
 
 import multiworld as mw
 
@@ -109,7 +109,7 @@ def many(me, seed, rounds, cancelling):
         )
         me.hear()  # all have looked: closing breaks the others' worlds
         leave(me, cancelling)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE / 2
     while left_over()["threads"] != began["threads"] and time.monotonic() < deadline:
         time.sleep(0.05)  # threads that are ending
     me.emit("end of rounds", began=began, ended=left_over())

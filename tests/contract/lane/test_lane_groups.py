@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kits.contract.waykit import RECEIVES, SENDS, world
-from kits.contract.worldkit import PATIENCE
+from kits.contract.worldkit import HANG, PATIENCE
 from kits.meetkit import until
 
 import multiworld as mw
@@ -324,7 +324,7 @@ def limits(me, size):
             assert room.item() == 4
     with world(me, size, name="v") as v:
         with pytest.raises(mw.BrokenWorldException) if me.rank else contextlib.nullcontext(), v:
-            hasty = dist.new_group(timeout=dt.timedelta(seconds=1))
+            hasty = dist.new_group(timeout=dt.timedelta(seconds=HANG))
             if me.rank == 1:
                 dist.recv(room, 0, group=hasty)
         if me.rank == 0:
@@ -336,7 +336,7 @@ def test_the_timeout_of_a_group_is_that_of_its_messages(cast):
     members = cast.all(limits, 2)
     members[1].expect("waited")
     members[0].say("go on")
-    assert "no message within 1 s" in members[1].expect("detail").detail
+    assert f"no message within {HANG:g} s" in members[1].expect("detail").detail
     assert [each.finish() for each in members] == [0, 0]
 
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-from kits.contract.runningkit import LOOPS
+from kits.contract.runningkit import LOOPS, Stalls
 from kits.contract.waykit import RECEIVES, SENDS, forbid_memory
 from kits.contract.worldkit import HANG, PATIENCE, SOON, outcome
 
@@ -51,6 +51,7 @@ def survivor(me, size, nbytes, what, memory, hang):
     if not memory:
         forbid_memory()
     room = torch.ones(nbytes, dtype=torch.uint8)
+    stalls = Stalls()
     for number in range(VICTIMS):
         w = mw.join(f"w{number}", 0, size, store=me.store, timeout=TIMEOUT, hang_timeout=hang)
         ended = {}
@@ -76,6 +77,7 @@ def survivor(me, size, nbytes, what, memory, hang):
             late={name: when - at for name, (_, when) in ended.items()},
             kinds={name: kinds for name, (kinds, _) in ended.items()},
             cause=w.breakage.cause.value,
+            stalled=stalls.since(at),
         )
         w.close()
 
@@ -126,7 +128,7 @@ def test_every_call_raises_soon_after_the_verdict(cast, fault, nbytes, what, mem
         assert seen.cause == {"kill": "crashed", "stop": "hung"}[fault]
         assert seen.kinds == {name: ["BrokenWorldException"] for name in CALLS[what]}
         times = sorted(seen.late.values())
-        late.append(times[-1])
+        late.append(times[-1] - 2 * seen.stalled)
         assert times[-1] < SOON
         if fault == "stop":
             lost.go_on()
@@ -140,12 +142,14 @@ def test_every_call_raises_soon_after_the_verdict(cast, fault, nbytes, what, mem
 def waits_in_a_collective(me, loop, nbytes):
     """Lose one member after the other in a collective that it does not come to."""
     torch.set_num_threads(1)
+    stalls = Stalls()
     for number in range(VICTIMS):
         w = mw.join(f"w{number}", 0, 2, store=me.store, timeout=TIMEOUT, hang_timeout=TIMEOUT)
         step = LOOPS[loop](w, torch.ones(nbytes // 4))
         me.emit("running")
         seen = outcome(step)
-        me.emit("ended", late=time.monotonic() - w.breakage.at, kinds=seen["kinds"][:1])
+        at = w.breakage.at
+        me.emit("ended", late=time.monotonic() - at, kinds=seen["kinds"][:1], stalled=stalls.since(at))
         w.close()
 
 
@@ -174,7 +178,7 @@ def test_a_collective_raises_soon_after_the_verdict(cast, loop, nbytes):
         seen = one.expect("ended", PATIENCE)
         assert seen.kinds == ["BrokenWorldException"]
         assert seen.late < SOON
-        late.append(seen.late)
+        late.append(seen.late - 2 * seen.stalled)
     assert one.finish() == 0
     log.info("%s, %d bytes: %s s", loop, nbytes, [f"{each:.4f}" for each in late])
     # Threads of DDP's and of gloo's have to get their turns one after the other there.

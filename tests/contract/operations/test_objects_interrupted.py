@@ -68,6 +68,7 @@ def gathered(me, size, bare):
                 w.all_gather(parts, mine)
             assert [part[0].item() for part in parts] == [10 * turn, 10 * turn + 1]
         assert w.state is mw.State.ACTIVE
+        w.barrier()  # none has left before all have looked
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["methods", "in a block"])

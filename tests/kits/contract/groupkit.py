@@ -129,6 +129,7 @@ def _fine():
 
 def _child(pipe, program, rank, size, port, args):
     torch.set_num_threads(1)
+    groups._SETTLE = PATIENCE  # gloo's threads may be late
     try:
         member = Member(pipe, rank, size, port)
         pipe.send(("result", program(member, *args)))
