@@ -102,9 +102,19 @@ def _read_record(name: str) -> bytes:
 
 
 def visit(
-    listener: Listener, kind: str, manner: str, names: Sequence[str], connect: Connect, most: float | None
+    listener: Listener,
+    kind: str,
+    manner: str,
+    names: Sequence[str],
+    connect: Connect,
+    most: float | None,
+    *,
+    named: bool = False,
 ) -> Visit:
-    """Call, say it, and wait until it is dropped; at most for `most` seconds and `MARGIN`."""
+    """Call, say it, and wait until it is dropped; at most for `most` seconds and `MARGIN`.
+
+    `named`: until one of the names has come back, at most `ANSWERS`.
+    """
     made = Visit(listener, kind, manner)
     try:
         sock = connect(listener)
@@ -121,9 +131,13 @@ def visit(
         sock.settimeout(LOOK)
         datagrams, taken, ended = listener.type == socket.SOCK_DGRAM, False, False
         until = began + (SPEAKS if datagrams or most is None else most + MARGIN)
+        if named:
+            until = max(until, began + ANSWERS)
         answers = began + ANSWERS if manner == "first bytes" else began
         while (now := time.monotonic()) < until and not ended and (made.dropped is None or now < answers):
             ended = _hear(sock, made)
+            if named and any(name.encode() in made.heard for name in names):
+                named, until = False, min(until, max(time.monotonic(), began + SPEAKS))
             has = listener.family == socket.AF_UNIX or held(listener, sock)
             taken = taken or has
             # Over TCP what was not accepted takes no descriptor; it may still be accepted.
@@ -171,7 +185,9 @@ def visit_all(
 
     def one(listener: Listener, kind: str, number: int) -> None:
         bound = expected(kind).most[number]
-        visits.append(visit(listener, kind, MANNERS[number], names, connect, bound))
+        manner = MANNERS[number]
+        named = expected(kind).readable and manner == "first bytes" and bound is None
+        visits.append(visit(listener, kind, manner, names, connect, bound, named=named))
 
     threads = [
         threading.Thread(target=one, args=(listener, kind, number), daemon=True)

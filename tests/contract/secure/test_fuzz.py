@@ -56,7 +56,7 @@ import threading, torch, multiworld as mw
 from multiworld._c10d.gloo import listeners
 
 secure = "M8D_TLS_CERT" in _os.environ
-world = mw.join("WORLD", _rank, SIZE, store=sys.argv[1], timeout=60) if secure else mw.join_all()["WORLD"]
+world = mw.join("WORLD", _rank, SIZE, store=sys.argv[1], timeout=60, hang_timeout=30) if secure else mw.join_all()["WORLD"]
 assert secure or world.group is not None  # made now: gloo's ports are there as well
 metrics = mw.serve_metrics() if world.rank == 0 or not secure else None
 page = mw.serve_page("127.0.0.1:0") if secure and metrics else None
@@ -76,7 +76,7 @@ def said(name):
     return _os.path.exists(_os.environ["M8D_RUNKIT_TOLD"] + "." + name)
 
 def join(number):
-    with mw.join(f"more{number % 3}", world.rank, world.world_size, store=world._plan.store, timeout=60) as more:
+    with mw.join(f"more{number % 3}", world.rank, world.world_size, store=world._plan.store, timeout=60, hang_timeout=30) as more:
         ends = torch.tensor([float(said("calm"))])
         more.all_reduce(ends)  # all see the same
     more.close()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.everyday
 
 LIMIT = 256  # descriptors of a member
 CALLERS = 400
-GAP = 5.0
+GAP = 10.0
 """Seconds between two operations, at most. On a quiet machine it is 0.2 s; this one is shared and noisy."""
 
 
@@ -86,7 +86,7 @@ def member(me, size, joins):
     joined = 0
     while (said := me.hear(3600)) != "stop":
         if said == "join":
-            with mw.join(f"more{joined}", me.rank, size, store=me.store, timeout=60) as more:
+            with mw.join(f"more{joined}", me.rank, size, store=me.store, timeout=60, hang_timeout=30) as more:
                 assert more.group is not None
                 t = torch.ones(1)
                 more.all_reduce(t)
@@ -130,7 +130,7 @@ def settled(pids, before, patience=SOON):
     return now
 
 
-def steady(pids, seconds=1.5):
+def steady(pids, seconds=4.0):
     """Sockets of members that have all they will have: early-close connections and helpers come a moment after a join."""
     now, since, deadline = [sockets_of(pid) for pid in pids], time.monotonic(), time.monotonic() + SOON
     while time.monotonic() < min(since + seconds, deadline):

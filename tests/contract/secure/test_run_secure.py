@@ -368,7 +368,7 @@ def test_a_lost_node_is_replaced_in_a_secure_run(tmp_path, home, shared):
     common = [
         "--worlds", worlds_file(tmp_path), "--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint",
         f"127.0.0.1:{free_port()}", "--nproc-per-node", "1", "--nnodes", "2:3", "--authority", str(shared),
-        "--rdzv-conf", "last_call_timeout=2,keep_alive_interval=1,is_host=",
+        "--rdzv-conf", "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=10,is_host=",
     ]  # fmt: skip
     hosts = [f"{common[-1]}{int(number == 0)}" for number in range(3)]
     with (

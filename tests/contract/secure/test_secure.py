@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from kits.contract.worldkit import SOON, enter_netns, free_port, left_over, outcome
+from kits.contract.worldkit import PATIENCE, SOON, enter_netns, free_port, left_over, outcome
 from kits.netkit import Network
 from kits.tlskit import Files, authority
 from torch.nn.parallel import DistributedDataParallel
@@ -54,7 +54,8 @@ def start(cast):
 
 def joined(me, size, environ, **more):
     os.environ.update(environ)
-    return mw.join("w", me.rank, size, store=more.pop("store", me.store), timeout=SOON, **more)
+    given = {"store": me.store, "timeout": SOON}
+    return mw.join("w", me.rank, size, **(given | more))
 
 
 def everything(me, size, environ):
@@ -232,7 +233,7 @@ def test_processes_without_a_certificate_of_the_job_do_not_get_in(start, files, 
 
 def everything_small(me, size, environ):
     me.emit("begins")
-    w = joined(me, size, environ)
+    w = joined(me, size, environ, timeout=PATIENCE)
     t = torch.ones(1)
     w.all_reduce(t)
     me.emit("worked", value=t.item())

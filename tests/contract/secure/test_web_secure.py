@@ -216,13 +216,14 @@ def test_prometheus_with_the_example(tmp_path, cast, files):
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as program:
         try:
-            found = health(port, program, 3)
+            wanted = {"workers": "up", "pages": "up", "stranger": "down"}
+            found = health(port, program, wanted)
             query = f"http://127.0.0.1:{port}/api/v1/query?query=multiworld_world_active"
             with urlopen(query, timeout=PATIENCE) as answer:
                 series = json.load(answer)["data"]["result"]
         finally:
             program.kill()
-    assert found == {"workers": "up", "pages": "up", "stranger": "down"}
+    assert found == wanted
     assert {(each["metric"]["job"], each["metric"]["world"]) for each in series} == {
         ("workers", WORLD), ("pages", WORLD),
     }  # fmt: skip
@@ -230,8 +231,9 @@ def test_prometheus_with_the_example(tmp_path, cast, files):
     assert served.finish() == 0
 
 
-def health(port: int, program: subprocess.Popen[str], count: int) -> dict[str, str]:
-    """How Prometheus's targets are, once all of them have been scraped."""
+def health(port: int, program: subprocess.Popen[str], wanted: dict[str, str]) -> dict[str, str]:
+    """How Prometheus's targets are, once they are as `wanted`: one that is late by a second is down until the next."""
+    found: dict[str, str] = {}
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         assert program.poll() is None, program.stderr.read()
@@ -241,7 +243,7 @@ def health(port: int, program: subprocess.Popen[str], count: int) -> dict[str, s
         except OSError:
             targets = []
         found = {each["labels"]["job"]: each["health"] for each in targets}
-        if len(found) == count and "unknown" not in found.values():
-            return found
+        if found == wanted:
+            break
         time.sleep(0.1)
-    raise AssertionError("Prometheus does not scrape")
+    return found
