@@ -9,6 +9,7 @@ import time
 
 import pytest
 from kits.contract import runkit
+from kits.contract.nodekit import free_port
 from torch.distributed import run as torchrun
 
 SHOWS = """
@@ -83,11 +84,7 @@ def test_the_environment_is_torchruns(tmp_path, options, restart):
 
 
 def test_the_environment_with_a_static_rendezvous(tmp_path):
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
+    port = str(free_port())
     options = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port]
     ours = compare(tmp_path, options)
     assert {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in ours.values()} == {("127.0.0.1", port)}
