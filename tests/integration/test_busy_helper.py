@@ -75,7 +75,8 @@ class TestCompare:
 
 
 @pytest.fixture(name="helper")
-def _helper():
+def _helper(monkeypatch):
+    monkeypatch.setattr(evidence_module, "_ENDING", PATIENCE)
     made = Helper()
     yield made
     made.close()

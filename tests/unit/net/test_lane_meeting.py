@@ -180,8 +180,8 @@ class TestLate:
         monkeypatch.setattr(
             dialing.Dial, "again", lambda dial, why: dialed.append(time.monotonic()) or real(dial, why)
         )
-        pauses = []
-        for _ in range(20):
+        pauses, end = [], time.monotonic() + PATIENCE
+        while min(pauses, default=1.0) >= 0.0009 and time.monotonic() < end:
             with doors(2) as opened, pytest.raises(JoinTimeoutError):
                 join(opened, 1, deadline=time.monotonic() + 0.003)
             pauses += [b - a for a, b in itertools.pairwise(dialed[:2])]

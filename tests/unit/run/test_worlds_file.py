@@ -303,7 +303,7 @@ def test_stores_that_can_be_used(tmp_path):
     check_stores(world(store=f"tcp://127.0.0.1:{server.port}"), timeout=30)
 
 
-def test_stores_that_cannot_be_used(tmp_path):
+def test_stores_that_cannot_be_used(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     assert 'A store is "launcher", or:' in refused(world(store="lancher"))
     assert "a port from 1 to 65535" in refused(world(store="tcp://127.0.0.1"))
@@ -315,8 +315,9 @@ def test_stores_that_cannot_be_used(tmp_path):
         world(store="tcp://no-such-host.invalid:29500"), timeout=30
     )
     assert "store 'tcp://a..b:1'" in refused(world(store="tcp://a..b:1"), timeout=30)
+    monkeypatch.setattr(host_checks, "_SLACK", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        found = refused(world(store=f"tcp://127.0.0.1:{silent.getsockname()[1]}"), timeout=1)
+        found = refused(world(store=f"tcp://127.0.0.1:{silent.getsockname()[1]}"), timeout=4)
         assert "somebody else listens there" in found
 
 

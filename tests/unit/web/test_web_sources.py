@@ -60,6 +60,7 @@ class Launcher:
 @pytest.fixture
 def launcher(monkeypatch):
     monkeypatch.setattr(sources, "FRESH", 0.0)
+    monkeypatch.setattr(sources, "_PATIENCE", 20.0)
     return Launcher(monkeypatch)
 
 

@@ -19,13 +19,14 @@ import sys, threading, time
 import multiworld
 {before}
 
-begun = threading.Event()
+begun, ended = threading.Event(), threading.Event()
 
 class Slow:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == {module!r}:
             begun.set()
+            ended.wait(60)
             time.sleep({seconds})
             print("found", flush=True)
 
@@ -36,6 +37,7 @@ sys.meta_path.insert(0, Slow)
 threading.Thread(target=load, daemon=True).start()
 begun.wait()
 print("end", flush=True)
+ended.set()
 """
 
 
