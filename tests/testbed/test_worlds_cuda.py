@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 BACKENDS = [pytest.param(name, marks=pytest.mark.backend(name)) for name in ("nccl", "nccl2")]
-LOCK = 5000  # ms; an H100 showed 2200; the end of a program waits about as long for its aborts
-NOISE = 4500  # ms of a busy machine, less than a second lock would take
+LOCK = 2500  # ms; an H100 showed 2200; the end of a program waits about as long for its aborts
+NOISE = 2300  # ms of a busy machine, less than a second lock would take
 SOON = 15.0  # seconds; some tenths of one in truth
 
 
