@@ -63,6 +63,10 @@ def stop():
     raise Signal
 
 
+def stop_when(ready):
+    return lambda: ready.is_set() and stop()
+
+
 class TestEnds:
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_the_deadline_names_who_is_missing(self, rank):
@@ -100,14 +104,17 @@ class TestEnds:
             join(opened, rank, check=stop)
 
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_check_is_called_every_10_to_20_ms(self, rank):
+    def test_check_is_called_every_10_to_20_ms(self, rank, monkeypatch):
+        """Twenty times as slowly here: a busy machine wakes a thread some milliseconds late."""
+        assert meeting._CHECK_EVERY == 0.01
+        monkeypatch.setattr(meeting, "_CHECK_EVERY", 0.2)
         calls = []
         with doors(2) as opened, pytest.raises(JoinTimeoutError):
             join(opened, rank, deadline=time.monotonic() + 4.0, check=lambda: calls.append(time.monotonic()))
-        assert 5 <= len(calls) <= 400  # fewer where others keep the processors busy
+        assert 5 <= len(calls) <= 20  # fewer where others keep the processors busy
         pauses = sorted(b - a for a, b in itertools.pairwise(calls))
-        assert pauses[0] >= 0.01
-        assert pauses[1] < 0.02
+        assert pauses[0] >= 0.2
+        assert pauses[len(pauses) // 2] < 0.4
 
     def test_waiting_takes_no_processor(self):
         before = time.thread_time()
@@ -119,7 +126,7 @@ class TestEnds:
         """And its other end hears of it."""
         with doors(3) as opened:
             ready = threading.Event()
-            first = threads.submit(join, opened, 0, check=lambda: ready.is_set() and stop())
+            first = threads.submit(join, opened, 0, check=stop_when(ready))
             with contextlib.closing(call(opened[0].address, 0)) as caller:
                 half = HalfMember(caller, roster_of([each.address for each in opened], 2), 0)
                 half.go_on(3)
@@ -132,7 +139,7 @@ class TestEnds:
     def test_what_was_begun_is_closed(self, threads):
         with doors(2) as opened:
             ready = threading.Event()
-            first = threads.submit(join, opened, 0, check=lambda: ready.is_set() and stop())
+            first = threads.submit(join, opened, 0, check=stop_when(ready))
             with contextlib.closing(call(opened[0].address, 0)) as caller:
                 HalfMember(caller, roster_of([each.address for each in opened], 1), 0).go_on(1)
                 ready.set()
@@ -176,7 +183,7 @@ class TestEnds:
     def test_what_is_being_made_is_closed(self, threads):
         with doors(2) as opened:
             ready = threading.Event()
-            first = threads.submit(join, opened, 1, check=lambda: ready.is_set() and stop())
+            first = threads.submit(join, opened, 1, check=stop_when(ready))
             with contextlib.closing(answer(opened[0])) as other:
                 ready.set()
                 with pytest.raises(Signal):
@@ -219,16 +226,16 @@ class TestDescriptors:
         assert exchanged(mets) == everyone(2)
         hang_up(*mets)
 
-    def test_none_is_free_until_the_deadline(self, threads):
+    def test_none_is_free_until_the_deadline(self):
         """It is said, and waiting takes no processor."""
         with doors(2) as opened:
             opened[0].sockets = tuple(Listener(each, lambda _: refuse) for each in opened[0].sockets)
-            waits = threads.submit(call, opened[0].address, 0)
-            before = time.thread_time()
-            with pytest.raises(JoinTimeoutError, match=r"127.0.0.1: Too many open files\)"):
-                join(opened, 0, deadline=time.monotonic() + 4.0)
-            assert time.thread_time() - before < 0.1
-            waits.result(PATIENCE).close()
+            opened[0].listen(1)
+            with contextlib.closing(call(opened[0].address, 0)):
+                before = time.thread_time()
+                with pytest.raises(JoinTimeoutError, match=r"127.0.0.1: Too many open files\)"):
+                    join(opened, 0, deadline=time.monotonic() + 0.5)
+                assert time.thread_time() - before < 0.1
 
     def test_none_is_free_to_dial(self, threads, monkeypatch):
         with doors(2) as opened:
