@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from kits.contract.elastickit import claimed
 from kits.contract.stopkit import die
 from kits.contract.worldkit import PATIENCE, SOON, left_over, outcome, threads_ended
 from kits.meetkit import until
@@ -19,7 +20,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import multiworld as mw
-from multiworld._net.stores.record import WorldRecord
 
 LONG = 10 * PATIENCE
 """Seconds, of each operation and join: what ends before was ended by the verdict."""
@@ -157,17 +157,6 @@ def lose(members, seat):
     return rest
 
 
-def claimed(cast, seat):
-    record = WorldRecord(cast.server, "w", time.sleep)
-
-    def seen():
-        record.read()
-        waiting = record.ledger.waiting
-        return waiting is not None and {claim.slot for claim in waiting.claims} == {seat}
-
-    until(seen)
-
-
 def test_models_that_are_made_once_train_in_a_world_that_shrinks_and_grows(cast):
     members = [cast.start(trainer, number) for number in range(3)]
     first = seats_of(members).seats
@@ -175,7 +164,7 @@ def test_models_that_are_made_once_train_in_a_world_that_shrinks_and_grows(cast)
     second = seats_of(rest)
     assert (second.generation, second.step) == (2, PAUSES[1])
     newcomer = cast.start(trainer, 7)
-    claimed(cast, "s7")
+    claimed(cast.server, "s7")
     rest = [*lose(rest, second.seats[1]), newcomer]
     third = seats_of(rest)
     assert (third.generation, third.step, third.seats) == (3, PAUSES[2], (second.seats[0], "s7"))
@@ -317,7 +306,7 @@ def test_uneven_inputs_in_a_new_generation(cast):
     first = cast.start(has_uneven_inputs, 0)
     first.expect("in")
     newcomer = cast.start(has_uneven_inputs, 1)
-    claimed(cast, "s1")
+    claimed(cast.server, "s1")
     first.say("go")
     told = [each.expect("has") for each in (first, newcomer)]
     assert [each.rank for each in told] == [0, 1]

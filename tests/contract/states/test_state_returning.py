@@ -9,7 +9,7 @@ import signal
 
 import pytest
 import torch
-from kits.contract.elastickit import LONG, claims, enter
+from kits.contract.elastickit import LONG, enter, has_come
 from kits.contract.worldkit import SOON, outcome
 from kits.meetkit import until
 
@@ -84,7 +84,7 @@ def away(cast, sampled):
     steps(others, 3)
     late.go_on()
     late.say("reform")
-    claims(cast.server, seats[2])
+    has_come(cast.server, seats[2])
     return others, late
 
 

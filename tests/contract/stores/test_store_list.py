@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from kits.contract.elastickit import LONG, enter, joins, member, of_seat, tell, together, two_ports
+from kits.contract.elastickit import LONG, claimed, enter, joins, member, of_seat, tell, together, two_ports
 from kits.contract.worldkit import PATIENCE, SOON, enter_netns
 from kits.meetkit import until
 from kits.netkit import Network
@@ -92,17 +92,10 @@ def that_serves(where, members):
     return next(each for each in members if each.process.pid == pid)
 
 
-def claimed(where, *seats):
+def claimed_at(where, *seats):
     """Wait until these are the seats that are claimed for the next generation."""
     handle = open_store(where, world="none", serve=False, deadline=time.monotonic() + SOON)
-    record = WorldRecord(handle.store, "w", time.sleep)
-
-    def seen():
-        record.read()
-        waiting = record.ledger.waiting
-        return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
-
-    until(seen)
+    claimed(handle.store, *seats)
     handle.close()
 
 
@@ -148,7 +141,7 @@ def test_a_newcomer_does_not_begin_a_world_that_works(cast):
     keeper.kill()
     for number in (2, 3):
         cast.start(member, number, size="2:2", store=where)
-    claimed(where, "s2", "s3")
+    claimed_at(where, "s2", "s3")
     of_seat(members, seats[0]).kill()
     told = of_seat(members, seats[1]).expect("in")
     assert (

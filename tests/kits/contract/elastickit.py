@@ -19,8 +19,8 @@ __all__ = [
     "LONG",
     "answered",
     "claimed",
-    "claims",
     "enter",
+    "has_come",
     "is_served",
     "joins",
     "member",
@@ -47,26 +47,28 @@ def enter(me, size, **options):
 
 def claimed(store, *seats):
     """Wait until these are the seats that are claimed for the next generation of the test's world."""
+    until_recorded(store, lambda ledger: slots(ledger.waiting) == set(seats))
+
+
+def has_come(store, seat):
+    """Wait until this seat is claimed for the next generation, or is in the one that is made."""
+    until_recorded(store, lambda ledger: seat in slots(ledger.waiting) | slots(ledger.current))
+
+
+def until_recorded(store, holds):
+    """Wait until the ledger of the test's world is as `holds` says."""
     record = WorldRecord(store, "w", time.sleep)
 
     def seen():
         record.read()
-        waiting = record.ledger.waiting
-        return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
+        return holds(record.ledger)
 
     until(seen)
 
 
-def claims(store, seat):
-    """Wait until this seat is claimed for the next generation, or has come into one."""
-    record = WorldRecord(store, "w", time.sleep)
-
-    def seen():
-        record.read()
-        attempts = (record.ledger.waiting, record.ledger.current)
-        return any(claim.slot == seat for each in attempts if each is not None for claim in each.claims)
-
-    until(seen)
+def slots(attempt):
+    """Seats that are claimed in an attempt; none where there is no attempt."""
+    return set() if attempt is None else {claim.slot for claim in attempt.claims}
 
 
 def answered(call):
