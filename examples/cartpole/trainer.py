@@ -59,7 +59,7 @@ class Story:
 class Trainer:
     """See the module."""
 
-    def __init__(self, store: str, engines: int, fresh: float = FRESH) -> None:
+    def __init__(self, store: str, engines: int, fresh: float) -> None:
         self.store = store
         self.fresh = fresh
         self.learner = Learner()

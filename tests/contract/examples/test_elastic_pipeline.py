@@ -20,7 +20,8 @@ LINKS = 4  # of the best connected stage: a request more may be on each
 
 def test_a_killed_stage_comes_back_and_takes_only_its_own_requests_along(tmp_path):
     with launched(
-        tmp_path, EXAMPLE / "pipeline.py", "--seconds", "600", "--rate", "12",  # a stage that stands still as it is killed loses those on their way to it
+        # Slowly: a stage that stands still as it is killed loses all that are on their way to it.
+        tmp_path, EXAMPLE / "pipeline.py", "--seconds", "600", "--rate", "12",
         options=["--worlds", str(EXAMPLE / "worlds.toml"), "--max-restarts", "10"],
         env={"M8D_HANG_TIMEOUT": "30"},  # a machine that stalls is no worker that hangs
     ) as run:  # fmt: skip
